@@ -1,0 +1,3 @@
+"""Graft: graph federated training."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Graphs, datasets, partitions and splits: how one graph becomes a federation."""
