@@ -1,0 +1,82 @@
+"""A partition card: what a partition looks like, in numbers that can be printed, compared and saved."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+
+from graft.data.graphs import Graph, Ints, adjacency
+
+
+def fingerprint(membership: Ints) -> str:
+    """The SHA-256 of a membership, the same on every machine."""
+    return hashlib.sha256(np.ascontiguousarray(membership, "<i8").tobytes()).hexdigest()
+
+
+def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a partition and every client in it."""
+    inside = graph.edges[:, membership[graph.edges[0]] == membership[graph.edges[1]]]
+    kept, total = inside.shape[1] // 2, graph.edge_count
+    return {
+        "dataset": graph.name,
+        "method": str(by),
+        "clients": int(membership.max()) + 1,
+        "seed": int(seed),
+        "options": dict(options),
+        "hash": fingerprint(membership),
+        "nodes": graph.nodes,
+        "edges": {
+            "total": total,
+            "kept": kept,
+            "lost": total - kept,
+            "lost_share": (total - kept) / total if total else 0.0,
+        },
+        "per_client": _per_client(graph, membership, inside),
+    }
+
+
+def _per_client(graph: Graph, membership: Ints, inside: Ints) -> list[dict[str, Any]]:
+    clients, classes = int(membership.max()) + 1, graph.classes
+    once = inside[:, inside[0] < inside[1]]
+    _, component = connected_components(adjacency(graph.nodes, inside), directed=False)
+    first_nodes = np.unique(component, return_index=True)[1]
+    alone = np.bincount(inside[0], minlength=graph.nodes) == 0
+    labelled = graph.y >= 0
+
+    known = once[:, labelled[once].all(axis=0)]
+    owner, (one, other) = membership[known[0]], graph.y[known]
+    same = one == other
+    both = _table(owner[same], one[same], clients, classes)
+    either = _table(owner, one, clients, classes) + _table(owner[~same], other[~same], clients, classes)
+
+    columns = {
+        "nodes": np.bincount(membership, minlength=clients).tolist(),
+        "edges": np.bincount(membership[once[0]], minlength=clients).tolist(),
+        "components": np.bincount(membership[first_nodes], minlength=clients).tolist(),
+        "isolated": np.bincount(membership[alone], minlength=clients).tolist(),
+        "labels": _table(membership[labelled], graph.y[labelled], clients, classes).tolist(),
+        "unlabelled": np.bincount(membership[~labelled], minlength=clients).tolist(),
+        "homophily": _shares(both.sum(axis=1), np.bincount(owner, minlength=clients)),
+        "class_homophily": [_shares(*pair) for pair in zip(both, either, strict=True)],
+    }
+    return [
+        {"client": client, **{name: values[client] for name, values in columns.items()}} for client in range(clients)
+    ]
+
+
+def _table(rows: Ints, columns: Ints, height: int, width: int) -> NDArray[np.int64]:
+    return np.bincount(rows * width + columns, minlength=height * width).reshape(height, width)
+
+
+def _shares(parts: Ints, wholes: Ints) -> list[float | None]:
+    return [int(part) / int(whole) if whole else None for part, whole in zip(parts, wholes, strict=True)]
+
+
+def save(card: Mapping[str, Any], membership: Ints, path: str | Path) -> None:
+    """Write a card with its membership as JSON, which `partition(by=path)` reads back."""
+    Path(path).write_text(json.dumps({**card, "membership": membership.tolist()}) + "\n", encoding="utf-8")

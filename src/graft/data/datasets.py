@@ -1,0 +1,354 @@
+"""Where graphs come from: a name, a file, a folder or a PyG `Data`."""
+
+import difflib
+import inspect
+import os
+import pickle
+import urllib.request
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array, csr_matrix, vstack
+
+from graft.data.graphs import MASKS, Features, Graph, clean, largest_component
+from graft.data.synthetic import generate
+from graft.data.tables import read_tables
+from graft.errors import InputError
+
+PLANETOID_URL = "https://github.com/kimiyoung/planetoid/raw/master/data"
+SHCHUR_URL = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
+DOWNLOAD_SECONDS = 60  # without an answer for this long, a download has failed
+DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    UnicodeError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # all that reading a damaged file is known to raise
+
+
+def load(source: Any, root: str | Path | None = None) -> Graph:
+    """The graph of a dataset's name, of a path, or of a PyG `Data`."""
+    if isinstance(source, Graph):
+        return source
+    if isinstance(source, str | Path):
+        return _load_text(str(source), Path(root) if root else default_root())
+    if hasattr(source, "edge_index"):
+        return from_pyg(source)
+    raise InputError(
+        f"A dataset is a name ({', '.join(names())}), a path, or a PyG Data with x, edge_index and y, not a "
+        f"{type(source).__name__}."
+    )
+
+
+def names() -> list[str]:
+    """The names that `load` knows."""
+    return list(DATASETS)
+
+
+def default_root() -> Path:
+    """The folder of the datasets: GRAFT_DATA, or else a folder in the user's cache."""
+    if os.environ.get("GRAFT_DATA"):
+        return Path(os.environ["GRAFT_DATA"])
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "graft"
+
+
+def _load_text(source: str, root: Path) -> Graph:
+    rest, colon, last = source.rpartition(":")
+    if colon and last in SUFFIXES:
+        return SUFFIXES[last](_load_text(rest, root))
+    name, _, settings = source.partition(":")
+    if name.lower() in DATASETS:
+        return DATASETS[name.lower()](root, settings)
+    path = Path(source)
+    if path.is_dir():
+        return read_tables(path)
+    if path.suffix == ".npz" and path.is_file():
+        return read_npz(path)
+    if path.is_file():
+        raise InputError(f"{path} cannot be read: a dataset is a .npz file or a folder with nodes.csv and edges.csv.")
+    close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
+    hint = f", did you mean '{close[0]}'" if close else ""
+    raise InputError(f"There is no dataset or file '{source}'{hint}; the datasets are {', '.join(names())}.")
+
+
+def _no_settings(name: str, settings: str) -> None:
+    if settings:
+        raise InputError(f"Dataset '{name}' knows no ':{settings}'; what may follow a name is {_suffixes()}.")
+
+
+def _suffixes() -> str:
+    return ", ".join(f"':{suffix}'" for suffix in SUFFIXES)
+
+
+# Files that people bring.
+
+
+def read_npz(path: Path) -> Graph:
+    """The graph in a .npz file with the arrays x (or the parts of a sparse one), edges, y and perhaps masks."""
+    aliases = {"edges": "edge_index", "train": "train_mask", "validation": "val_mask", "test": "test_mask"}
+    wanted = (
+        "it needs x (or x_data, x_indices, x_indptr and x_shape), edges and y, and may have train, validation and test"
+    )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except DAMAGED as error:
+        raise InputError(f"{path} is not a readable .npz file of plain arrays ({error}); {wanted}.") from error
+    arrays.update({name: arrays[alias] for name, alias in aliases.items() if alias in arrays and name not in arrays})
+    if "x" not in arrays and "x_data" in arrays:
+        arrays["x"] = _sparse_parts(path, arrays, wanted)
+    missing = [name for name in ("x", "edges", "y") if name not in arrays]
+    if missing:
+        raise InputError(f"{path} lacks {' and '.join(missing)}: {wanted}.")
+    edges = arrays["edges"]
+    if edges.ndim == 2 and edges.shape[0] != 2 and edges.shape[1] == 2:
+        edges = edges.T
+    return clean(path.stem, arrays["x"], edges, arrays["y"], masks={name: arrays.get(name) for name in MASKS})
+
+
+def _sparse_parts(path: Path, arrays: dict[str, Any], wanted: str) -> csr_array:
+    try:
+        parts = (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"])
+        x = csr_array(parts, shape=tuple(arrays["x_shape"]))
+        x.check_format(full_check=True)
+    except DAMAGED as error:
+        raise InputError(f"The parts of the sparse x in {path} do not fit together ({error}); {wanted}.") from error
+    return x
+
+
+def from_pyg(data: Any) -> Graph:
+    """The graph of a PyG `Data`; of masks with several columns, the first."""
+    missing = [name for name in ("x", "edge_index", "y") if getattr(data, name, None) is None]
+    if missing:
+        raise InputError(f"The PyG Data lacks {' and '.join(missing)}: it needs x, edge_index and y.")
+    masks = {name: _first_column(data, attribute) for name, attribute in PYG_MASKS.items()}
+    return clean("pyg", _tensor_features(data.x), _array(data.edge_index), _array(data.y), masks=masks)
+
+
+PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
+
+
+def _array(tensor: Any) -> Any:
+    return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else np.asarray(tensor)
+
+
+def _first_column(data: Any, attribute: str) -> Any:
+    mask = getattr(data, attribute, None)
+    if mask is None:
+        return None
+    return _array(mask) if mask.ndim == 1 else _array(mask)[:, 0]
+
+
+def _tensor_features(x: Any) -> Features:
+    import torch
+
+    if not isinstance(x, torch.Tensor) or x.layout == torch.strided:
+        return _array(x)
+    rows = x.detach().cpu().to_sparse_csr()
+    parts = (rows.values(), rows.col_indices(), rows.crow_indices())
+    return csr_array(tuple(part.numpy() for part in parts), shape=tuple(rows.shape))
+
+
+# Datasets with a name.
+
+
+def fetch(name: str, folder: Path, files: Iterable[str], url: str) -> None:
+    """Download the files that the folder lacks."""
+    for file in files:
+        if (folder / file).is_file():
+            continue
+        part = folder / f"{file}.part"  # a broken download must not pass for the file
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with urllib.request.urlopen(f"{url}/{file}", timeout=DOWNLOAD_SECONDS) as answer:
+                part.write_bytes(answer.read())
+            part.replace(folder / file)
+        except OSError as error:
+            raise InputError(
+                f"Dataset '{name}' needs the file {file} in {folder}, and it could not be downloaded from {url} "
+                f"({error}): put it there, or let GRAFT_DATA name the folder that has {folder.parent.name}/raw."
+            ) from error
+
+
+def _damaged(name: str, folder: Path, error: Exception) -> InputError:
+    return InputError(
+        f"The files of dataset '{name}' in {folder} are damaged ({type(error).__name__}: {error}): delete them, so "
+        f"that they are downloaded again, or put good ones there."
+    )
+
+
+def planetoid(title: str, root: Path, settings: str) -> Graph:
+    """Cora, CiteSeer or PubMed with its public split (Yang et al., ICML 2016), read as PyG reads it."""
+    name, folder = title.lower(), root / title / "raw"
+    _no_settings(name, settings)
+    parts = ("allx", "tx", "ally", "ty", "graph", "y")
+    fetch(name, folder, [f"ind.{name}.{part}" for part in (*parts, "test.index")], PLANETOID_URL)
+    try:
+        allx, tx, ally, ty, neighbours, y = (_unpickle(folder / f"ind.{name}.{part}") for part in parts)
+        listed = np.loadtxt(folder / f"ind.{name}.test.index", dtype=np.int64)
+        # The last rows belong to the nodes that test.index lists, in that order; CiteSeer's list has gaps: nodes
+        # without features and without a label, which argmax makes class 0, as in PyG and so in published results.
+        nodes, trained = max(allx.shape[0], int(listed.max()) + 1), len(y)
+        place = np.concatenate([np.arange(allx.shape[0]), listed])
+        stacked = vstack([allx, tx]).tocoo()
+        x = csr_array((stacked.data, (place[stacked.row], stacked.col)), shape=(nodes, allx.shape[1]))
+        labels = np.zeros((nodes, ally.shape[1]))
+        labels[place] = np.concatenate([ally, ty])
+        counts = [len(ends) for ends in neighbours.values()]
+        edges = np.stack([np.repeat(list(neighbours), counts), np.concatenate(list(neighbours.values()))])
+        masks = {
+            "train": np.arange(nodes) < trained,
+            "validation": (np.arange(nodes) >= trained) & (np.arange(nodes) < trained + 500),
+            "test": np.isin(np.arange(nodes), listed),
+        }
+        return clean(name, x, edges.astype(np.int64), labels.argmax(axis=1), masks=masks)
+    except (*DAMAGED, InputError) as error:
+        raise _damaged(name, folder, error) from error
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads pickled arrays and dictionaries, and refuses anything that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What the pickle may name, by its last module and name: Python 2 and 3 spell the rest differently."""
+        spelled = module.strip("_").rpartition(".")[2].strip("_"), name
+        if spelled not in PICKLED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return PICKLED[spelled]
+
+
+PICKLED = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    ("csr", "csr_matrix"): csr_matrix,
+    ("collections", "defaultdict"): defaultdict,
+    ("builtin", "list"): list,
+    ("builtins", "list"): list,
+}
+
+
+def _unpickle(path: Path) -> Any:
+    with path.open("rb") as file:
+        return _ArraysOnly(file, encoding="latin1").load()
+
+
+def shchur(title: str, file: str, root: Path, settings: str) -> Graph:
+    """An Amazon or Coauthor graph (Shchur et al., 2018), whole, with features made binary as PyG makes them."""
+    name, folder = title.lower(), root / title / "raw"
+    _no_settings(name, settings)
+    fetch(name, folder, [file], SHCHUR_URL)
+    try:
+        with np.load(folder / file, allow_pickle=False) as arrays:
+            attributes, links = (
+                csr_array(tuple(arrays[f"{kind}_{part}"] for part in ("data", "indices", "indptr")), shape=shape)
+                for kind, shape in (("attr", tuple(arrays["attr_shape"])), ("adj", tuple(arrays["adj_shape"])))
+            )
+            labels = arrays["labels"]
+        attributes.data = (attributes.data > 0).astype(np.float32)
+        return clean(name, attributes, np.stack(links.nonzero()), labels)
+    except (*DAMAGED, InputError) as error:
+        raise _damaged(name, folder, error) from error
+
+
+def digits(root: Path, settings: str) -> Graph:  # noqa: ARG001
+    """Scikit-learn's 1,797 images of digits, each joined to its five nearest images."""
+    from sklearn.datasets import load_digits
+
+    _no_settings("digits", settings)
+    neighbours = 5
+    pixels, labels = load_digits(return_X_y=True)
+    # Pixels are whole numbers, so the squared distances are exact and the graph is the same on every machine.
+    squares = (pixels * pixels).sum(axis=1)
+    distance = (squares[:, None] + squares - 2 * pixels @ pixels.T).astype(np.int64)
+    np.fill_diagonal(distance, distance.max() + 1)
+    nodes = len(labels)
+    ranked = np.sort(distance * nodes + np.arange(nodes), axis=1)[:, :neighbours]  # ties: the lower node
+    edges = np.stack([np.repeat(np.arange(nodes), neighbours), (ranked % nodes).ravel()])
+    return clean("digits", pixels / 16, edges, labels)
+
+
+def arxiv(root: Path, settings: str) -> Graph:
+    """The ogbn-arxiv citation graph with its split by year (Hu et al., NeurIPS 2020)."""
+    _no_settings("ogbn-arxiv", settings)
+    folder = root / "ogbn_arxiv"
+    if not (folder / "raw").is_dir():
+        _download_arxiv(root)
+    try:
+        nodes = int(_gzipped(folder / "raw" / "num-node-list.csv.gz", np.int64)[0, 0])
+        x = _gzipped(folder / "raw" / "node-feat.csv.gz", np.float32)
+        y = _gzipped(folder / "raw" / "node-label.csv.gz", np.float64)
+        edges = _gzipped(folder / "raw" / "edge.csv.gz", np.int64)
+        masks = {}
+        for mask, file in (("train", "train"), ("validation", "valid"), ("test", "test")):
+            masks[mask] = np.zeros(nodes, bool)
+            masks[mask][_gzipped(folder / "split" / "time" / f"{file}.csv.gz", np.int64)[:, 0]] = True
+        return clean("ogbn-arxiv", x, edges.T, y, masks=masks)
+    except (*DAMAGED, InputError) as error:
+        raise _damaged("ogbn-arxiv", folder, error) from error
+
+
+def _gzipped(path: Path, kind: type) -> Any:
+    return np.loadtxt(path, dtype=kind, delimiter=",", ndmin=2)
+
+
+def _download_arxiv(root: Path) -> None:
+    try:
+        from ogb.nodeproppred import NodePropPredDataset
+    except ImportError as error:
+        raise InputError(
+            f"ogbn-arxiv needs the ogb package: pip install 'graft-fgl[ogb]' (or its files in {root / 'ogbn_arxiv'})."
+        ) from error
+    try:
+        NodePropPredDataset("ogbn-arxiv", root=str(root))
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"ogbn-arxiv is not in {root / 'ogbn_arxiv'}, and ogb could not download it: {error}."
+        ) from error
+
+
+def synthetic(root: Path, settings: str) -> Graph:  # noqa: ARG001
+    """A generated graph, with settings such as 'nodes=1000,degree=10'."""
+    kinds = {name: entry.annotation for name, entry in inspect.signature(generate).parameters.items() if name != "name"}
+    chosen: dict[str, Any] = {}
+    for setting in filter(None, settings.split(",")):
+        key, _, value = (part.strip() for part in setting.partition("="))
+        if key not in kinds:
+            raise InputError(f"The synthetic graph has no setting '{key}'; its settings are {', '.join(kinds)}.")
+        try:
+            chosen[key] = kinds[key](value)
+        except ValueError as error:
+            raise InputError(f"The synthetic graph's setting {key} is a {WORDS[kinds[key]]}, not '{value}'.") from error
+    return generate(**chosen, name=f"synthetic:{settings}" if settings else "synthetic")
+
+
+WORDS = {int: "whole number", float: "number"}
+
+DATASETS: dict[str, Callable[[Path, str], Graph]] = {
+    "digits": digits,
+    "cora": partial(planetoid, "Cora"),
+    "citeseer": partial(planetoid, "CiteSeer"),
+    "pubmed": partial(planetoid, "PubMed"),
+    "photo": partial(shchur, "Photo", "amazon_electronics_photo.npz"),
+    "computers": partial(shchur, "Computers", "amazon_electronics_computers.npz"),
+    "cs": partial(shchur, "CS", "ms_academic_cs.npz"),
+    "physics": partial(shchur, "Physics", "ms_academic_phy.npz"),
+    "ogbn-arxiv": arxiv,
+    "synthetic": synthetic,
+}
+
+SUFFIXES: dict[str, Callable[[Graph], Graph]] = {"lcc": largest_component}

@@ -1,0 +1,62 @@
+"""From one graph to a federation: normalise, partition, cut and split."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graft.data import cards, partitions, splits
+from graft.data.graphs import MASKS, Graph, Ints, cut, normalise
+from graft.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """One graph, shared out among clients."""
+
+    graph: Graph  # the whole graph, with the union of the clients' masks
+    membership: Ints  # [N], the client of every node
+    clients: list[Graph]
+    card: dict[str, Any]
+
+    def pooled(self, edges: str = "all") -> Graph:
+        """The whole graph as if one party held it, with all edges or with those inside clients only."""
+        if edges not in POOLS:
+            raise InputError(f"There are no edges='{edges}' to pool; choose one of {', '.join(POOLS)}.")
+        return replace(self.graph, edges=POOLS[edges](self.graph.edges, self.membership))
+
+
+def _all(edges: Ints, membership: Ints) -> Ints:  # noqa: ARG001
+    return edges
+
+
+def _inside(edges: Ints, membership: Ints) -> Ints:
+    return edges[:, membership[edges[0]] == membership[edges[1]]]
+
+
+POOLS: dict[str, Callable[[Ints, Ints], Ints]] = {"all": _all, "inside": _inside}
+
+
+def build(
+    graph: Graph,
+    clients: int | None,
+    partition: str | Path = "louvain",
+    split: str | Sequence[float] = "20/40/40",
+    features: str = "raw",
+    seed: int = 0,
+    rounding: str = "largest_remainder",
+    **partition_options: Any,
+) -> Federation:
+    """Share a graph out among clients; the partition and the split draw from separate streams of the seed."""
+    scaled = normalise(graph, features)
+    membership = partitions.partition(scaled, clients, partition, seed, **partition_options)
+    parts = splits.split(cut(scaled, membership), split, seed, rounding=rounding)
+    order = np.argsort(membership, kind="stable")  # where `cut` took the clients' nodes from
+    masks: dict[str, Any] = {}
+    for name in MASKS:
+        masks[name] = np.empty(graph.nodes, bool)
+        masks[name][order] = np.concatenate([getattr(part, name) for part in parts])
+    card = cards.card(scaled, membership, partition, seed, partition_options)
+    return Federation(replace(scaled, **masks), membership, parts, card)

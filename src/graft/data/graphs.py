@@ -1,0 +1,263 @@
+"""The graph that every other part of the data layer reads: features, edges, labels and masks in numpy and scipy."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array, issparse
+from scipy.sparse.csgraph import connected_components
+
+from graft.errors import InputError
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Features: TypeAlias = Any  # float32 of shape [N, F]: an ndarray, or a csr_array when sparse
+
+MASKS = ("train", "validation", "test")
+SPARSE_BELOW = 0.1  # features with at most this share of non-zero cells are kept sparse
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An undirected graph with node features and labels; `clean` is the way to make one."""
+
+    name: str
+    x: Features
+    edges: Ints  # [2, E], both directions, sorted by (row, col), no duplicates, no self-loops
+    y: Ints  # [N], -1 = unlabelled
+    classes: int
+    train: Bools | None = None
+    validation: Bools | None = None
+    test: Bools | None = None
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return len(self.y)
+
+    @property
+    def features(self) -> int:
+        """The number of features of a node."""
+        return int(self.x.shape[1])
+
+    @property
+    def edge_count(self) -> int:
+        """The number of undirected edges."""
+        return int(self.edges.shape[1]) // 2
+
+    @property
+    def masks(self) -> dict[str, Bools]:
+        """The masks that the graph has, by name."""
+        return {name: getattr(self, name) for name in MASKS if getattr(self, name) is not None}
+
+
+def clean(
+    name: str,
+    x: Any,
+    edges: ArrayLike,
+    y: ArrayLike,
+    classes: int | None = None,
+    masks: Mapping[str, ArrayLike | None] | None = None,
+) -> Graph:
+    """Check everything that a graph is made of, and make its edges undirected, unique and free of self-loops."""
+    features = _clean_features(name, x)
+    nodes = features.shape[0]
+    labels, classes = _clean_labels(name, y, nodes, classes)
+    kept: dict[str, Any] = {
+        mask: _clean_mask(name, mask, given, nodes) for mask, given in (masks or {}).items() if given is not None
+    }
+    return Graph(name, features, _clean_edges(name, edges, nodes), labels, classes, **kept)
+
+
+def _clean_features(name: str, x: Any) -> Features:
+    given: Any = x if issparse(x) else _as_array(f"The features x of '{name}'", x)
+    if given.ndim != 2 or given.dtype.kind not in "biuf":
+        raise InputError(
+            f"The features x of '{name}' must be numbers of shape [nodes, features], not {given.dtype} of shape "
+            f"{tuple(given.shape)}."
+        )
+    if 0 in given.shape:
+        raise InputError(f"Graph '{name}' is empty: it has {given.shape[0]} nodes with {given.shape[1]} features.")
+    with np.errstate(over="ignore"):
+        features = (
+            csr_array(given, dtype=np.float32, copy=True) if issparse(given) else given.astype(np.float32, copy=False)
+        )
+    values = features.data if issparse(features) else features
+    if not np.isfinite(values).all():
+        cells = features.tocoo() if issparse(features) else None
+        bad = int(np.flatnonzero(~np.isfinite(values).ravel())[0])
+        node = cells.row[bad] if cells is not None else bad // features.shape[1]
+        raise InputError(f"The features x of '{name}' hold NaN or infinity, first at node {node}: fill or drop it.")
+    if issparse(features):
+        features.sum_duplicates()
+        features.eliminate_zeros()
+        return features if features.nnz <= SPARSE_BELOW * np.prod(features.shape) else features.toarray()
+    return csr_array(features) if np.count_nonzero(features) <= SPARSE_BELOW * features.size else features
+
+
+def _clean_edges(name: str, edges: ArrayLike, nodes: int) -> Ints:
+    given = _as_array(f"The edges of '{name}'", edges)
+    if given.size == 0:
+        return np.empty((2, 0), np.int64)
+    if given.ndim != 2 or given.shape[0] != 2 or given.dtype.kind not in "iu":
+        raise InputError(
+            f"The edges of '{name}' must be whole numbers of shape [2, edges], not {given.dtype} of shape "
+            f"{given.shape}."
+        )
+    if given.min() < 0 or given.max() >= nodes:
+        column = int(np.flatnonzero(((given < 0) | (given >= nodes)).any(axis=0))[0])
+        raise InputError(
+            f"Edge {column} of '{name}' joins {given[0, column]} and {given[1, column]}, but its nodes are 0 to "
+            f"{nodes - 1}."
+        )
+    # An edge is one number, row * nodes + column, so that sorting it sorts pairs without a second array.
+    low, high = np.minimum(given[0], given[1]), np.maximum(given[0], given[1])
+    keys = unique(low[low != high].astype(np.int64) * nodes + high[low != high])
+    del low, high
+    keys = np.concatenate([keys, keys % nodes * nodes + keys // nodes])
+    keys.sort()
+    result = np.empty((2, len(keys)), np.int64)
+    np.divmod(keys, nodes, out=(result[0], result[1]))
+    return result
+
+
+def unique(keys: Ints) -> Ints:
+    """The different values of an array, in order; the array itself is sorted in place."""
+    keys.sort()
+    first = np.ones(len(keys), bool)
+    np.not_equal(keys[1:], keys[:-1], out=first[1:])
+    return keys[first]
+
+
+def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> tuple[Ints, int]:
+    given = _as_array(f"The labels y of '{name}'", y)
+    if given.shape not in ((nodes,), (nodes, 1)) or given.dtype.kind not in "biuf":
+        raise InputError(
+            f"The labels y of '{name}' must be one number for each of its {nodes} nodes, not {given.dtype} of shape "
+            f"{given.shape}."
+        )
+    given = given.reshape(nodes)
+    if given.dtype.kind == "f":
+        given = np.where(np.isnan(given), -1, given)
+        if not np.isfinite(given).all() or (given != np.floor(given)).any():
+            raise InputError(f"The labels y of '{name}' must be whole numbers (NaN or -1 where there is none).")
+    labels = given.astype(np.int64)
+    if labels.max() < 0:
+        raise InputError(f"Graph '{name}' has no label at all: every node is unlabelled.")
+    classes = int(labels.max()) + 1 if classes is None else classes
+    wrong = np.flatnonzero((labels < -1) | (labels >= classes))
+    if len(wrong):
+        raise InputError(
+            f"Node {wrong[0]} of '{name}' has label {labels[wrong[0]]}, but labels are 0 to {classes - 1}, or -1 for "
+            f"unlabelled."
+        )
+    return labels, classes
+
+
+def _clean_mask(name: str, mask: str, given: ArrayLike, nodes: int) -> Bools:
+    if mask not in MASKS:
+        raise InputError(f"Graph '{name}' was given a mask '{mask}'; the masks are {', '.join(MASKS)}.")
+    values = _as_array(f"The {mask} mask of '{name}'", given)
+    if values.shape != (nodes,) or values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
+        raise InputError(f"The {mask} mask of '{name}' must be true or false for each of its {nodes} nodes.")
+    return values.astype(bool)
+
+
+def _as_array(what: str, given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{what} cannot be read as an array: {error}.") from error
+
+
+def adjacency(nodes: int, edges: Ints) -> csr_array:
+    """The adjacency matrix of sorted edges."""
+    starts = np.zeros(nodes + 1, np.int64)
+    np.cumsum(np.bincount(edges[0], minlength=nodes), out=starts[1:])
+    return csr_array((np.ones(edges.shape[1], np.int8), edges[1], starts), shape=(nodes, nodes))
+
+
+def subgraph(graph: Graph, nodes: ArrayLike) -> Graph:
+    """The graph induced by some nodes, renumbered in ascending order."""
+    chosen = np.unique(np.asarray(nodes, dtype=np.int64))
+    if not len(chosen) or chosen[0] < 0 or chosen[-1] >= graph.nodes:
+        raise InputError(f"A subgraph of '{graph.name}' needs at least one node out of 0 to {graph.nodes - 1}.")
+    position = np.full(graph.nodes, -1, np.int64)
+    position[chosen] = np.arange(len(chosen))
+    ends = position[graph.edges]
+    return _take(graph, chosen, ends[:, (ends >= 0).all(axis=0)])
+
+
+def cut(graph: Graph, membership: Ints) -> list[Graph]:
+    """The graphs that the clients hold: client k gets the nodes of membership k and the edges between them."""
+    sizes = np.bincount(membership)
+    order = np.argsort(membership, kind="stable")
+    starts = np.cumsum(sizes) - sizes
+    position = np.empty(graph.nodes, np.int64)
+    position[order] = np.arange(graph.nodes) - np.repeat(starts, sizes)
+    owner = membership[graph.edges[0]]
+    inside = np.flatnonzero(owner == membership[graph.edges[1]])
+    # Stable, and positions rise with node ids: every client's edges come out sorted by (row, col) again.
+    inside = inside[np.argsort(owner[inside], kind="stable")]
+    ends = position[graph.edges[:, inside]]
+    stops = np.cumsum(np.bincount(owner[inside], minlength=len(sizes)))
+    return [
+        _take(graph, nodes, np.ascontiguousarray(own))
+        for nodes, own in zip(np.split(order, starts[1:]), np.split(ends, stops[:-1], axis=1), strict=True)
+    ]
+
+
+def _take(graph: Graph, nodes: Ints, edges: Ints) -> Graph:
+    masks: dict[str, Any] = {name: mask[nodes] for name, mask in graph.masks.items()}
+    return replace(graph, x=graph.x[nodes], edges=edges, y=graph.y[nodes], **masks)
+
+
+def largest_component(graph: Graph) -> Graph:
+    """The largest connected part; of several equally large ones, that of the lowest node."""
+    _, component = connected_components(adjacency(graph.nodes, graph.edges), directed=False)
+    return subgraph(graph, np.flatnonzero(component == np.bincount(component).argmax()))
+
+
+def normalise(graph: Graph, how: str) -> Graph:
+    """The same graph with its features scaled in one of the ways of `NORMALISATIONS`."""
+    if how not in NORMALISATIONS:
+        raise InputError(f"There is no feature normalisation '{how}'; choose one of {', '.join(NORMALISATIONS)}.")
+    return replace(graph, x=NORMALISATIONS[how](graph.x))
+
+
+def _raw(x: Features) -> Features:
+    return x
+
+
+def _row(x: Features) -> Features:
+    # The sum of absolute values: the row sum of counts, and never near zero for signed features.
+    return _divide_rows(x, abs(x).sum(axis=1))
+
+
+def _l2(x: Features) -> Features:
+    return _divide_rows(x, np.sqrt((x * x).sum(axis=1)))
+
+
+def _divide_rows(x: Features, lengths: NDArray[np.float32]) -> Features:
+    scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return csr_array(x * scale[:, None]) if issparse(x) else x * scale[:, None]
+
+
+def _standard(x: Features) -> Features:
+    dense = x.toarray() if issparse(x) else x
+    centred = dense - dense.mean(axis=0, dtype=np.float64).astype(np.float32)
+    deviation = np.sqrt(np.square(centred).mean(axis=0, dtype=np.float64)).astype(np.float32)
+    constant = dense.min(axis=0) == dense.max(axis=0)
+    centred /= np.where(constant | (deviation == 0), 1, deviation)
+    centred[:, constant] = 0
+    return centred
+
+
+NORMALISATIONS: dict[str, Callable[[Features], Features]] = {
+    "raw": _raw,
+    "row": _row,
+    "l2": _l2,
+    "standard": _standard,
+}

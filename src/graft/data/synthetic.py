@@ -1,0 +1,120 @@
+"""A degree-corrected stochastic block model with class-dependent features, for tests of scale.
+
+Karrer and Newman, "Stochastic blockmodels and community structure in networks", Physical Review E 83, 2011.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graft.data.graphs import Graph, Ints, clean, unique
+from graft.data.streams import stream
+from graft.errors import InputError
+
+ROWS_AT_ONCE = 1 << 16  # features are shifted in blocks, so that no second copy of them is ever held
+
+
+def generate(
+    nodes: int = 1000,
+    degree: float = 10.0,
+    classes: int = 10,
+    homophily: float = 0.8,
+    features: int = 64,
+    seed: int = 0,
+    signal: float = 2.0,
+    exponent: float = 2.5,
+    name: str = "synthetic",
+) -> Graph:
+    """A random graph with classes of equal size.
+
+    `degree` is the mean number of neighbours, `homophily` the share of edges inside a class, `signal` the distance
+    between two class means in standard deviations of the noise, and `exponent` that of the degrees' power law.
+    """
+    _check(nodes, degree, classes, homophily, features, signal, exponent)
+    edges = round(nodes * degree / 2)
+    inside = round(edges * homophily)
+    _check_room(nodes, classes, inside, edges - inside)
+    rng = stream("synthetic", seed)
+    y = rng.permutation(np.arange(nodes) % classes)
+    blocks = _Blocks(y, np.minimum((1 - rng.random(nodes)) ** (-1 / (exponent - 1)), np.sqrt(nodes)), rng)
+    pairs = np.concatenate([blocks.pairs(inside, same=True), blocks.pairs(edges - inside, same=False)])
+    ends = np.stack(np.divmod(pairs, nodes))
+    del pairs
+    return clean(name, _features(y, classes, features, signal, rng), ends, y, classes)
+
+
+def _check(
+    nodes: int, degree: float, classes: int, homophily: float, features: int, signal: float, exponent: float
+) -> None:
+    rules = [
+        (nodes >= 2, "nodes", nodes, "at least 2"),
+        (0 < degree < nodes, "degree", degree, f"above 0 and below the number of nodes, {nodes}"),
+        (1 <= classes <= nodes, "classes", classes, f"between 1 and the number of nodes, {nodes}"),
+        (0 <= homophily <= 1, "homophily", homophily, "between 0 and 1"),
+        (classes > 1 or homophily == 1, "homophily", homophily, "1 when there is one class"),
+        (features >= 1, "features", features, "at least 1"),
+        (0 <= signal < np.inf, "signal", signal, "0 or a positive number"),
+        (1 < exponent < np.inf, "exponent", exponent, "above 1"),
+    ]
+    for holds, setting, value, wanted in rules:
+        if not holds:
+            raise InputError(f"The synthetic graph cannot have {setting}={value}: it must be {wanted}.")
+
+
+def _check_room(nodes: int, classes: int, inside: int, across: int) -> None:
+    sizes = np.bincount(np.arange(nodes) % classes)
+    room_inside = int((sizes * (sizes - 1)).sum()) // 2
+    room_across = nodes * (nodes - 1) // 2 - room_inside
+    for wanted, room, where in ((inside, room_inside, "inside"), (across, room_across, "between")):
+        if 2 * wanted > room:
+            raise InputError(
+                f"The synthetic graph is too dense: {wanted} edges {where} classes were asked for, and at most half "
+                f"of the {room} possible ones can be drawn; lower the degree or the number of classes."
+            )
+
+
+class _Blocks:
+    """Draws pairs of nodes in proportion to their propensities, inside a class or between classes."""
+
+    def __init__(self, y: Ints, propensity: NDArray[np.float64], rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.order = np.argsort(y, kind="stable")  # nodes of one class side by side
+        self.y = y[self.order]
+        self.propensity = propensity[self.order]
+        self.upto = np.cumsum(self.propensity)
+        last = np.cumsum(np.bincount(y)) - 1
+        self.stop = self.upto[last]
+        self.start = np.concatenate([[0.0], self.stop[:-1]])
+
+    def pairs(self, count: int, same: bool) -> Ints:
+        """Exactly `count` different pairs, each as the number low * nodes + high."""
+        found = np.empty(0, np.int64)
+        while len(found) < count:
+            missing = count - len(found)
+            found = unique(np.concatenate([found, self.draw(missing + missing // 50 + 16, same)]))
+        surplus = self.rng.choice(len(found), len(found) - count, replace=False)
+        return np.delete(found, surplus)
+
+    def draw(self, count: int, same: bool) -> Ints:
+        """About `count` pairs, some of them equal."""
+        one = np.repeat(np.arange(len(self.y)), self.rng.poisson(self.propensity * (count / self.upto[-1])))
+        start, stop = self.start[self.y[one]], self.stop[self.y[one]]
+        if same:
+            at = start + self.rng.random(len(one)) * (stop - start)
+        else:
+            at = self.rng.random(len(one)) * (self.upto[-1] - (stop - start))
+            at += np.where(at >= start, stop - start, 0)
+        other = np.minimum(np.searchsorted(self.upto, at, side="right"), len(self.y) - 1)
+        # Rounding may land just outside the class that was asked for, and a node may meet itself.
+        keep = (one != other) & ((self.y[one] == self.y[other]) == same)
+        one, other = self.order[one[keep]], self.order[other[keep]]
+        keys: Ints = np.minimum(one, other) * len(self.y) + np.maximum(one, other)
+        return keys
+
+
+def _features(y: Ints, classes: int, width: int, signal: float, rng: np.random.Generator) -> NDArray[np.float32]:
+    means = rng.standard_normal((classes, width), dtype=np.float32) * np.float32(signal / np.sqrt(2 * width))
+    x = rng.standard_normal((len(y), width), dtype=np.float32)
+    for first in range(0, len(y), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        x[rows] += means[y[rows]]
+    return x

@@ -1,0 +1,1 @@
+"""Where clients live. The same method runs on every engine."""

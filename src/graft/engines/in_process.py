@@ -1,0 +1,120 @@
+"""The reference engine: all clients in this process, clients of one architecture as one fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graft.engines.setup import Setup, StepFailed
+from graft.exchange import Replies, check_reply
+from graft.fleet import Fleet, group_clients
+from graft.method import find_step
+from graft.weights import Tree, leaves, map_tree, spread, stack, take
+
+
+class InProcess:
+    """Fleets on a CPU or one GPU."""
+
+    def __init__(self, setup: Setup, *, alone: bool = False) -> None:
+        """With `alone`, every client is a fleet of one: slower, and equal in its results."""
+        self._setup = setup
+        groups = [[client] for client in setup.clients] if alone else group_clients(setup.models, setup.graphs)
+        self.fleets = [setup.fleet(group) for group in groups]
+        self._losses: list[tuple[str, list[int], Tensor]] = []
+        for fleet in self.fleets:
+            setup.method.start_client(fleet)
+            # Initial weights are one tensor seen by all clients; from here on each client has its own.
+            fleet.state = map_tree(torch.Tensor.contiguous, fleet.state)
+
+    def members(self) -> list[int]:
+        return self._setup.clients
+
+    def ask(
+        self, step: str, round: int, clients: list[int], message: Any, each: Mapping[int, Any] | None
+    ) -> Replies:
+        function, takes_fleets = find_step(self._setup.method, step)
+        asked = set(clients)
+        parts: list[tuple[list[int], Any]] = []
+        for fleet in self.fleets:
+            chosen = [position for position, client in enumerate(fleet.clients) if client in asked]
+            if not chosen:
+                continue
+            for group in [chosen] if takes_fleets else [[position] for position in chosen]:
+                parts.append(self._run(function, step, round, fleet, group, message, each))
+        return Replies(parts)
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        step: str,
+        round: int,
+        whole: Fleet,
+        chosen: list[int],
+        message: Any,
+        each: Mapping[int, Any] | None,
+    ) -> tuple[list[int], Any]:
+        everyone = len(chosen) == len(whole.clients) and self._setup.participation == 1
+        fleet = whole
+        if not everyone:
+            fleet = whole.select(chosen)
+            fleet.state = take(whole.state, torch.tensor(chosen, device=whole.device))
+        fleet.begin(round, step)
+        arguments = []
+        if each is not None:
+            received = stack([each[client] for client in fleet.clients])
+            arguments.append(map_tree(lambda leaf: leaf.to(fleet.device), received))
+        elif message is not None:
+            arguments.append(spread(message, len(fleet.clients), fleet.device))
+        try:
+            reply = function(fleet, *arguments)
+            check_reply(reply, len(fleet.clients), f"step '{step}'")
+        except (KeyboardInterrupt, StepFailed):
+            raise
+        except Exception as error:
+            raise StepFailed(self._setup.name, fleet.clients, step, round, error) from error
+        if not everyone:
+            put_back(whole, chosen, fleet.state)
+        self._losses += [(label, fleet.clients, loss) for label, loss in fleet.labelled_losses(step)]
+        return fleet.clients, reply
+
+    def losses(self) -> list[tuple[str, list[int], Tensor]]:
+        losses, self._losses = self._losses, []
+        return losses
+
+    def state(self) -> dict[int, Tree]:
+        return {
+            client: take(fleet.state, position)
+            for fleet in self.fleets
+            for position, client in enumerate(fleet.clients)
+        }
+
+    def restore(self, state: Mapping[int, Tree]) -> None:
+        for fleet in self.fleets:
+            stacked = stack([state[client] for client in fleet.clients])
+            fleet.state = map_tree(lambda leaf: leaf.to(self._setup.device), stacked)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def put_back(whole: Fleet, chosen: list[int], state: Tree) -> None:
+    """Write the state of the clients that were asked into the state of the whole fleet."""
+    positions = torch.tensor(chosen, device=whole.device)
+    known = dict(leaves(whole.state))
+    for path, leaf in leaves(state):
+        if path not in known:
+            if not path.startswith("optimizer/"):
+                raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
+            # A client that has not trained yet has an optimiser that has seen nothing: all zeros.
+            known[path] = leaf.new_zeros(len(whole.clients), *leaf.shape[1:])
+            plant(whole.state, path, known[path])
+        known[path][positions] = leaf
+
+def plant(tree: Tree, path: str, leaf: Tensor) -> None:
+    *branches, name = path.split("/")
+    for branch in branches:
+        tree = tree.setdefault(branch, Tree())
+    tree[name] = leaf

@@ -1,0 +1,164 @@
+"""Every client alone in a process of its own, every message through bytes.
+
+Slow on purpose: it shows that a method would survive a network, and it is what byte counts are checked against.
+Nothing but named steps can be asked of a worker, and nothing but what a step returns comes back.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from graft.engines.messages import DamagedMessage, alone, pack, together, unpack
+from graft.engines.setup import Setup, StepFailed
+from graft.errors import InputError
+from graft.exchange import Replies, check_reply
+from graft.fleet import Fleet
+from graft.method import find_step
+from graft.weights import Tree, map_tree, spread
+
+
+class Loopback:
+    """One worker process a client."""
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.device.type != "cpu":
+            raise InputError("The loopback engine gives every client a process of its own and runs on the CPU only.")
+        self._setup = setup
+        self.wire_bytes = 0  # everything that went through the pipes, framing included
+        self._losses: list[tuple[str, list[int], torch.Tensor]] = []
+        # A fork server imports PyTorch once and forks a clean process a client.
+        start = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+        context = get_context(start)
+        if start == "forkserver":
+            context.set_forkserver_preload(["graft.engines.loopback"])  # type: ignore[attr-defined]
+        self._pipes: dict[int, Connection] = {}
+        self._workers = []
+        for client in setup.clients:
+            here, there = context.Pipe()
+            # What a process is started with is the one thing that does not go through bytes.
+            mine = replace(setup, graphs=[setup.graphs[client]], models=[setup.models[client]])
+            worker = context.Process(target=serve, args=(there, mine, client), daemon=True)  # type: ignore[attr-defined]
+            worker.start()
+            there.close()
+            self._pipes[client] = here
+            self._workers.append(worker)
+
+    def members(self) -> list[int]:
+        return self._setup.clients
+
+    def ask(
+        self, step: str, round: int, clients: list[int], message: Any, each: Mapping[int, Any] | None
+    ) -> Replies:
+        head = {"do": "step", "step": step, "round": round}
+        broadcast = pack(head, message) if each is None else b""
+        for client in clients:
+            self._send(client, broadcast or pack(head, each[client] if each else None), step, round)
+        parts: list[tuple[list[int], Any]] = []
+        failures = []
+        for client in clients:
+            answer, reply = self._receive(client, step, round)
+            if "error" in answer:
+                failures.append(StepFailed(self._setup.name, [client], step, round, answer["error"]))
+                continue
+            parts.append(([client], together(reply)))
+            for label, loss in answer["losses"].items():
+                self._losses.append((label, [client], torch.tensor([loss])))
+        if failures:
+            raise failures[0]
+        return Replies(parts)
+
+    def _send(self, client: int, data: bytes, step: str, round: int) -> None:
+        self.wire_bytes += len(data)
+        try:
+            self._pipes[client].send_bytes(data)
+        except OSError as error:
+            raise StepFailed(self._setup.name, [client], step, round, "its process has ended") from error
+
+    def _receive(self, client: int, step: str, round: int) -> tuple[dict[str, Any], Any]:
+        try:
+            data = self._pipes[client].recv_bytes()
+        except (EOFError, OSError) as error:
+            raise StepFailed(self._setup.name, [client], step, round, "its process has ended") from error
+        self.wire_bytes += len(data)
+        return unpack(data)
+
+    def losses(self) -> list[tuple[str, list[int], torch.Tensor]]:
+        losses, self._losses = self._losses, []
+        return losses
+
+    def state(self) -> dict[int, Tree]:
+        for client in self._pipes:
+            self._send(client, pack({"do": "state"}), "state", 0)
+        return {client: self._receive(client, "state", 0)[1] for client in self._pipes}
+
+    def restore(self, state: Mapping[int, Tree]) -> None:
+        for client in self._pipes:
+            self._send(client, pack({"do": "restore"}, state[client]), "restore", 0)
+            self._receive(client, "restore", 0)
+
+    def close(self) -> None:
+        for pipe in self._pipes.values():
+            pipe.close()
+        for worker in self._workers:
+            worker.join(timeout=5)
+            if worker.is_alive():
+                worker.terminate()
+
+
+def serve(pipe: Connection, setup: Setup, client: int) -> None:
+    """The life of a worker: answer until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then closes the pipes
+    torch.set_num_threads(1)
+    fleet = setup.fleet([0])
+    fleet.clients = [client]
+    setup.method.start_client(fleet)
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            pipe.send_bytes(answer(setup, fleet, data))
+        except OSError:
+            return
+
+
+def answer(setup: Setup, fleet: Fleet, data: bytes) -> bytes:
+    """What a worker says to one message; a failure is said too, never raised."""
+    try:
+        head, message = unpack(data)
+        return ACTIONS[head["do"]](setup, fleet, head, message)
+    except DamagedMessage as error:
+        return pack({"error": str(error)})
+    except Exception as error:
+        return pack({"error": f"{error}" or type(error).__name__})
+
+
+def run_step(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:
+    step = head["step"]
+    function, _ = find_step(setup.method, step)
+    fleet.begin(head["round"], step)
+    arguments = [] if message is None else [spread(message, 1, fleet.device)]
+    reply = function(fleet, *arguments)
+    check_reply(reply, 1, f"step '{step}'")
+    losses = {label: float(loss) for label, loss in fleet.labelled_losses(step)}
+    return pack({"losses": losses}, alone(reply))
+
+
+def tell_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001
+    return pack({}, alone(fleet.state))
+
+
+def take_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001
+    fleet.state = map_tree(lambda leaf: leaf.clone(), together(message))
+    return pack({})
+
+
+ACTIONS = {"step": run_step, "state": tell_state, "restore": take_state}

@@ -1,0 +1,57 @@
+"""Messages as bytes: tensors in safetensors form, everything else in JSON, and no pickle anywhere.
+
+A message is `length of the head (8 bytes, little-endian) | head (JSON) | tensors (safetensors)`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from graft.weights import Tree, grow, leaves
+
+
+class DamagedMessage(ValueError):
+    """Bytes that are not a message."""
+
+
+def pack(head: dict[str, Any], tree: Any = None) -> bytes:
+    """A head of plain values and a tree of tensors and numbers, as bytes."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, int | float] = {}
+    for path, leaf in leaves(tree or {}):
+        if isinstance(leaf, Tensor):
+            tensors[path] = leaf.detach().cpu().contiguous()
+        else:
+            numbers[path] = leaf
+    # Order is part of a tree: the head lists the paths, since safetensors sorts them.
+    order = [path for path, _ in leaves(tree or {})]
+    text = json.dumps({"head": head, "numbers": numbers, "order": order, "empty": tree is None}).encode()
+    return len(text).to_bytes(8, "little") + text + safetensors.torch.save(tensors)
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
+    """The head and the tree of a message; anything malformed raises `DamagedMessage`."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        frame = json.loads(data[8 : 8 + length])
+        pairs: dict[str, Any] = {**safetensors.torch.load(data[8 + length :]), **frame["numbers"]}
+        tree = None if frame["empty"] else grow({path: pairs[path] for path in frame["order"]})
+        return frame["head"], tree
+    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+        raise DamagedMessage(f"not a Graft message: {error}") from error
+
+
+def alone(reply: Any) -> Tree:
+    """The reply of a fleet of one without its client axis, as it travels."""
+    return grow({path: leaf[0] for path, leaf in leaves(reply)})
+
+
+def together(reply: Any) -> Tree:
+    """The reply of one client with a client axis again."""
+    return grow({path: torch.as_tensor(leaf).unsqueeze(0) for path, leaf in leaves(reply)})

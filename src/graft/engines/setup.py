@@ -1,0 +1,48 @@
+"""What every engine is given, and how it says that a step failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from graft.data.graphs import Graph
+from graft.errors import RunError
+from graft.fleet import Fleet, build_fleet
+from graft.method import Method
+from graft.models.architecture import Model
+from graft.training import Training
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A federation ready to run: a graph and an architecture a client, and the method they follow."""
+
+    method: Method
+    name: str  # of the method, for messages to people
+    graphs: list[Graph]
+    models: list[Model]
+    training: Training = field(default_factory=Training)
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    participation: float = 1.0
+    groups: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
+
+    @property
+    def clients(self) -> list[int]:
+        return list(range(len(self.graphs)))
+
+    def fleet(self, clients: list[int]) -> Fleet:
+        """Some clients as a fleet that has not started yet."""
+        graphs = [self.graphs[client] for client in clients]
+        return build_fleet(clients, graphs, self.models[clients[0]], self.training, self.seed, self.device, self.groups)
+
+
+class StepFailed(RunError):
+    """Says which client failed, in which step and round, and why."""
+
+    def __init__(self, method: str, clients: list[int], step: str, round: int, reason: object) -> None:
+        names = ", ".join(map(str, clients[:8])) + (", ..." if len(clients) > 8 else "")
+        who = f"Client {names}" if len(clients) == 1 else f"Clients {names}"
+        super().__init__(f"{who} failed in step '{step}' of {method}, round {round}: {reason}")

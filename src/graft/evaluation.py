@@ -1,0 +1,68 @@
+"""From counts of correct nodes to accuracies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+KINDS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracies of one set of models on every client's own nodes; nan where a client has no such node."""
+
+    per_client: Tensor  # float64 [clients, 3]: train, validation, test
+    nodes: Tensor  # [clients]
+
+    def mean(self, kind: str) -> float:
+        """The plain mean over the clients that have such nodes."""
+        return float(self.per_client[:, KINDS.index(kind)].nanmean())
+
+    def node_weighted(self, kind: str) -> float:
+        """The mean weighted by how many nodes each client has."""
+        values = self.per_client[:, KINDS.index(kind)]
+        known = ~values.isnan()
+        return float((values * self.nodes)[known].sum() / self.nodes[known].sum())
+
+    def clients(self, kind: str) -> list[float | None]:
+        values = self.per_client[:, KINDS.index(kind)].tolist()
+        return [None if value != value else value for value in values]
+
+
+def accuracy(correct: Tensor, totals: Tensor, nodes: Tensor) -> Accuracy:
+    """Accuracies from counts [clients, groups, 3]; groups are clients whose graphs were pooled into one."""
+    shares = correct.flatten(0, 1).double() / totals.flatten(0, 1)  # 0 / 0 is nan: nothing to score
+    return Accuracy(shares.cpu(), nodes.flatten().double().cpu())
+
+
+@dataclass
+class Best:
+    """The round with the best validation accuracy so far; of equals, the first."""
+
+    round: int = 0
+    validation: float = float("-inf")
+
+    def see(self, round: int, validation: float) -> bool:
+        if validation > self.validation:
+            self.round, self.validation = round, validation
+            return True
+        return False
+
+
+def first_bad(losses: list[tuple[str, list[int], Tensor]]) -> tuple[str, int] | None:
+    """The step and the client of the first loss that is not a finite number, if any."""
+    if not losses:
+        return None
+    bad = ~torch.cat([loss.detach().reshape(-1) for _, _, loss in losses]).isfinite().cpu()
+    owners = [(step, client) for step, clients, _ in losses for client in clients]
+    return owners[int(bad.int().argmax())] if bool(bad.any()) else None
+
+
+def mean_loss(losses: list[tuple[str, list[int], Tensor]]) -> float | None:
+    """The mean of all last losses of a round, for the record."""
+    if not losses:
+        return None
+    return float(torch.cat([loss.detach().reshape(-1) for _, _, loss in losses]).mean())

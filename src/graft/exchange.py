@@ -1,0 +1,159 @@
+"""What a round sees: the server it runs on, and the clients it may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.fleet import initial
+from graft.randomness import Stream, seed_for, stream
+from graft.weights import Tree, check_message, count_bytes, leaves, map_tree, take
+
+if TYPE_CHECKING:
+    from graft.models.architecture import Model
+
+
+class Replies:
+    """The answers of the asked clients: `replies.model` is stacked in client order, `replies[3]` is one client's."""
+
+    def __init__(self, parts: Sequence[tuple[list[int], Any]]) -> None:
+        """Each part holds the numbers of some clients and their answers, stacked along the first axis."""
+        self._parts = parts
+        self.clients = sorted(client for clients, _ in parts for client in clients)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        branches = [part[name] for _, part in self._parts]
+        if len(self._parts) == 1 and self._parts[0][0] == self.clients:
+            return branches[0]
+        arrived = [client for clients, _ in self._parts for client in clients]
+        order = torch.tensor([arrived.index(client) for client in self.clients])
+        return map_tree(lambda *pieces: torch.cat(pieces)[order.to(pieces[0].device)], branches[0], *branches[1:])
+
+    def __getitem__(self, client: int) -> Any:
+        for clients, part in self._parts:
+            if client in clients:
+                return take(part, clients.index(client))
+        raise KeyError(client)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def bytes(self) -> int:
+        return sum(count_bytes(part) for _, part in self._parts)
+
+
+class Engine(Protocol):
+    """Where clients live: runs a named step at some of them and brings back what it returned."""
+
+    def members(self) -> list[int]: ...
+
+    def ask(
+        self, step: str, round: int, clients: list[int], message: Any, each: Mapping[int, Any] | None
+    ) -> Replies: ...
+
+    def losses(self) -> list[tuple[str, list[int], Tensor]]:
+        """The last training losses of every step, with the clients they belong to, since this was asked before."""
+        ...
+
+    def state(self) -> dict[int, Tree]:
+        """What every client keeps, for a checkpoint."""
+        ...
+
+    def restore(self, state: Mapping[int, Tree]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Traffic:
+    """Bytes of messages, as payload: what the tensors and numbers themselves need."""
+
+    up: int = 0
+    down: int = 0
+    peer: int = 0
+
+
+class Clients:
+    """The clients that take part in this round."""
+
+    def __init__(self, engine: Engine, round: int, members: list[int], traffic: Traffic) -> None:
+        self._engine = engine
+        self._traffic = traffic
+        self.round = round
+        self.members = members
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def everyone(self) -> Clients:
+        """All clients of the federation, whether they take part in this round or not."""
+        return Clients(self._engine, self.round, self._engine.members(), self._traffic)
+
+    def ask(self, step: Callable[..., Any], message: Any = None, each: Mapping[int, Any] | None = None) -> Replies:
+        """Run a step at the clients; `message` goes to all of them, `each` holds one message a client instead."""
+        name = step.__name__
+        if each is not None:
+            missing = [client for client in self.members if client not in each]
+            if message is not None or missing:
+                raise ValueError(f"step '{name}' was asked with `each`, which must hold every client's whole message")
+            sent = [each[client] for client in self.members]
+        else:
+            sent = [] if message is None else [message]
+        for one in sent:
+            check_message(one, f"the message to step '{name}'")
+        copies = 1 if each is not None else len(self.members)
+        self._traffic.down += copies * sum(count_bytes(one) for one in sent)
+        replies = self._engine.ask(name, self.round, self.members, message, each)
+        self._traffic.up += replies.bytes()
+        return replies
+
+
+@dataclass
+class Server:
+    """Where a round runs: it keeps state between rounds, and never sees data."""
+
+    model: Model | None  # the clients' architecture, where they all have the same one
+    models: list[Model]  # the architecture of every client
+    clients: int
+    seed: int
+    device: torch.device
+    state: Tree = field(default_factory=Tree)
+    round: int = 0
+    records: dict[str, Any] = field(default_factory=dict)
+
+    def initial(self, model: Model | None = None) -> Tree:
+        """Initial weights of the clients' common architecture, or of another one."""
+        model = model or self.model
+        if model is None:
+            raise InputError("this method needs one architecture for all clients")
+        return map_tree(lambda leaf: leaf.to(self.device), initial(model, self.seed))  # type: ignore[no-any-return]
+
+    def random(self, purpose: str) -> Stream:
+        """Random draws of the server's own in this round."""
+        return stream(self.device, [seed_for(self.seed, self.round, "server", purpose)])
+
+    def record(self, **values: Any) -> None:
+        """Keep values of this round for the run's record; they are read only once the round is over."""
+        self.records.update(values)
+
+    def take_records(self) -> dict[str, Any]:
+        plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in self.records.items()}
+        self.records = {}
+        return plain
+
+
+def check_reply(reply: Any, clients: int, where: str) -> None:
+    """A reply must be a tree of tensors with one row a client."""
+    check_message(reply, f"the reply of {where}")
+    for path, leaf in leaves(reply):
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != clients:
+            shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise TypeError(f"the reply of {where} needs one row for each of {clients} clients at '{path}', not {shape}")

@@ -1,0 +1,162 @@
+"""The typed description of an experiment: everything that is needed to repeat it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from graft.errors import InputError
+from graft.method import Method
+from graft.methods import METHODS
+from graft.training import Training
+
+GIVEN = "given-in-python"  # stands in experiment.toml for an object that no file can name
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run; every field can be set in a file, by a flag or in Python."""
+
+    method: str = "fedavg"
+    settings: dict[str, Any] = field(default_factory=dict)  # the method's own fields
+    dataset: str = "digits"  # a name, or the path of your own data
+    clients: int = 5
+    partition: str = "louvain"  # a name, with options as in louvain:resolution=20, or a file of client ids
+    split: str = "20/40/40"  # percent for training, validation and test within each client, or "own"
+    features: Literal["raw", "row", "l2", "standard"] = "raw"
+    models: str | list[str] = "gcn"  # client k gets entry k modulo their number
+    width: int = 64
+    dropout: float = 0.5
+    head: Literal["linear", "conv"] = "linear"
+    rounds: int = 100
+    epochs: int = 3  # local full-batch steps a round
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.01
+    weight_decay: float = 5e-4
+    optimizer_state: Literal["persistent", "reset"] = "persistent"
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
+    participation: float = 1.0  # share of the clients in a round
+    score: Literal["personal", "global"] = "personal"  # whose validation accuracy picks the best round
+    evaluate_every: int = 1
+    patience: int = 0  # stop after so many evaluations without a better validation accuracy; 0 never stops
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: Literal["in_process", "loopback"] = "in_process"
+    checkpoint_every: int = 10  # rounds; 0 writes none but the last
+
+    def __post_init__(self) -> None:
+        at_least = dict(clients=1, width=1, rounds=1, epochs=1, evaluate_every=1, patience=0, seed=0, checkpoint_every=0)
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
+        if not 0 < self.participation <= 1:
+            raise InputError(f"participation is {self.participation}; it must be above 0 and at most 1.")
+        if not self.learning_rate > 0 or not self.weight_decay >= 0:
+            raise InputError("learning_rate must be above 0 and weight_decay at least 0.")
+
+    @property
+    def training(self) -> Training:
+        return Training(**{one.name: getattr(self, one.name) for one in fields(Training)})
+
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            usable = torch.cuda.is_available() and self.engine == "in_process"
+            return torch.device("cuda" if usable else "cpu")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("device is cuda, but PyTorch sees no GPU here; use cpu or auto.")
+        return torch.device(self.device)
+
+
+def make_experiment(values: Mapping[str, Any]) -> Experiment:
+    """Check values against the fields of an experiment and refuse what does not fit."""
+    return _checked(Experiment, values, "an experiment")
+
+
+def make_method(name: str, settings: Mapping[str, Any]) -> Method:
+    """The method of that name with its own settings."""
+    if name not in METHODS:
+        raise InputError(f"Unknown method '{name}'{_hint(name, METHODS)}: there are {', '.join(sorted(METHODS))}.")
+    return _checked(METHODS[name], settings, f"method '{name}'")
+
+
+def name_of(method: Method) -> str:
+    """The name of a method in the table, or of your own class."""
+    names = {kind: name for name, kind in METHODS.items()}
+    return names.get(type(method), type(method).__name__.lower())
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """The values in an experiment file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"There is no experiment file {path}.") from None
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} is not a readable TOML file: {error}.") from error
+
+
+def write_experiment(experiment: Experiment, path: Path) -> None:
+    """Everything resolved, enough to repeat the run."""
+    lines = [f"{one.name} = {json.dumps(getattr(experiment, one.name))}" for one in fields(Experiment)[:1]]
+    lines += [f"{one.name} = {json.dumps(getattr(experiment, one.name))}" for one in fields(Experiment)[2:]]
+    lines += ["", "[settings]", *(f"{name} = {json.dumps(value)}" for name, value in experiment.settings.items())]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def parse_value(text: str) -> Any:
+    """The value of `--set name=value`: a TOML value, or else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def split_options(text: str) -> tuple[str, dict[str, Any]]:
+    """A name with options, as in 'louvain:resolution=20,cut=order'; a path is left alone."""
+    name, colon, rest = text.partition(":")
+    if not colon or Path(text).exists():
+        return text, {}
+    options = {}
+    for part in rest.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"'{text}' should read name:option=value,option=value.")
+        options[key.strip()] = parse_value(value.strip())
+    return name, options
+
+
+Kind = TypeVar("Kind")
+
+
+def _checked(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
+    from pydantic import TypeAdapter, ValidationError
+
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            possible = ", ".join(sorted(known)) or "none at all"
+            raise InputError(f"Unknown setting '{name}'{_hint(name, known)} of {what}: there are {possible}.")
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in known)
+        raise InputError(f"Setting '{place}' of {what} is {first['input']!r}: {_lower(first['msg'])}.") from None
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _hint(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,0 +1,430 @@
+"""Run an experiment: build the federation, play the rounds, keep the record."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import graft
+from graft.data import cards, datasets, federation
+from graft.data.federation import Federation
+from graft.engines.in_process import InProcess
+from graft.engines.loopback import Loopback
+from graft.engines.setup import Setup
+from graft.errors import InputError, RunError
+from graft.evaluation import Best, accuracy, first_bad, mean_loss
+from graft.exchange import Clients, Engine, Server, Traffic
+from graft.experiments.experiment import (
+    GIVEN,
+    Experiment,
+    make_experiment,
+    make_method,
+    name_of,
+    read_experiment,
+    split_options,
+    write_experiment,
+)
+from graft.experiments.records import Checkpoint, RunDirectory
+from graft.method import Method
+from graft.models import Model, assign_models
+from graft.randomness import seed_for
+from graft.weights import Tree, map_tree
+
+ENGINES: dict[str, Callable[[Setup], Engine]] = {"in_process": InProcess, "loopback": Loopback}
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found out; `summary` is what result.json holds."""
+
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    server: Tree  # state after the last round
+    clients: dict[int, Tree]  # state after the last round, every client's own model among it
+    finished: bool = True  # False when Ctrl-C ended the run before its time
+
+    @property
+    def accuracy(self) -> dict[str, Any]:
+        return self.summary["accuracy"]  # type: ignore[no-any-return]
+
+
+def run(
+    method: str | Method = "fedavg",
+    dataset: Any = "digits",
+    *,
+    models: str | nn.Module | Model | Sequence[str | nn.Module | Model] = "gcn",
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Result:
+    """Run one experiment, described by the fields of `Experiment`; without `out` nothing is written.
+
+    A dataset may be a name, a path or a PyG `Data`; a model a name or any `nn.Module`; a method a name or a `Method`.
+    """
+    values = dict(settings)
+    values["method"] = method if isinstance(method, str) else name_of(method)
+    values["dataset"] = str(dataset) if isinstance(dataset, str | Path) else GIVEN
+    values["models"] = models if _all_names(models) else GIVEN
+    given = Given(
+        method=None if isinstance(method, str) else method,
+        dataset=None if isinstance(dataset, str | Path) else dataset,
+        models=None if _all_names(models) else models,
+    )
+    return run_experiment(make_experiment(values), out, overwrite=overwrite, progress=progress, given=given)
+
+
+def resume(
+    out: str | Path,
+    *,
+    method: Method | None = None,
+    dataset: Any = None,
+    models: Any = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Go on with a run from its last checkpoint; what was given as an object must be given again."""
+    directory = RunDirectory(Path(out))
+    if not directory.experiment.exists():
+        raise InputError(f"{out} is not a run directory: it holds no experiment.toml.")
+    experiment = make_experiment(read_experiment(directory.experiment))
+    checkpoint = directory.load()
+    given = Given(method, dataset, models)
+    for name, value in (("dataset", dataset), ("models", models)):
+        if getattr(experiment, name) == GIVEN and value is None:
+            raise InputError(f"This run was given its {name} in Python: resume it there, graft.resume(..., {name}=...).")
+    return _play(experiment, directory, progress, given, checkpoint)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects that stand in for names."""
+
+    method: Method | None = None
+    dataset: Any = None
+    models: Any = None
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    given: Given | None = None,
+) -> Result:
+    directory = None if out is None else RunDirectory(Path(out))
+    return _play(experiment, directory, progress, given or Given(), None, overwrite)
+
+
+def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:
+    """Load the data and share it out among the clients."""
+    by, options = split_options(experiment.partition)
+    return federation.build(
+        datasets.load(experiment.dataset if dataset is None else dataset),
+        experiment.clients,
+        partition=by,
+        split=experiment.split,
+        features=experiment.features,
+        seed=experiment.seed,
+        **options,
+    )
+
+
+def build_setup(experiment: Experiment, method: Method, shared: Federation, models: Any = None) -> Setup:
+    """What an engine needs: a graph and an architecture a client."""
+    whole = shared.graph
+    pooled = method.pooled
+    graphs = [shared.pooled(getattr(method, "edges", "all"))] if pooled else shared.clients
+    assigned = assign_models(
+        experiment.models if models is None else models,
+        len(graphs),
+        whole.features,
+        whole.classes,
+        **({} if models is not None else dict(width=experiment.width, dropout=experiment.dropout, head=experiment.head)),
+    )
+    if method.one_model and len(set(assigned)) > 1:
+        names = ", ".join(dict.fromkeys(model.name for model in assigned))
+        raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
+    return Setup(
+        method=method,
+        name=name_of(method),
+        graphs=graphs,
+        models=assigned,
+        training=experiment.training,
+        seed=experiment.seed,
+        device=experiment.torch_device(),
+        participation=1.0 if pooled else experiment.participation,
+        groups=shared.membership if pooled else None,
+    )
+
+
+def _play(
+    experiment: Experiment,
+    directory: RunDirectory | None,
+    progress: Progress | None,
+    given: Given,
+    checkpoint: Checkpoint | None,
+    overwrite: bool = False,
+) -> Result:
+    begun = time.perf_counter()
+    method = given.method or make_method(experiment.method, experiment.settings)
+    experiment = replace(experiment, settings=asdict(method))
+    shared = build_federation(experiment, given.dataset)
+    setup = build_setup(experiment, method, shared, given.models)
+    if checkpoint is not None and checkpoint.facts["partition"] != shared.card["hash"]:
+        raise InputError(
+            "The data or its partition is not what this run began with: the partition's hash is "
+            f"{shared.card['hash'][:16]}, the checkpoint's {checkpoint.facts['partition'][:16]}."
+        )
+    if directory is not None and checkpoint is None:
+        directory.create(overwrite)
+        write_experiment(experiment, directory.experiment)
+        cards.save(shared.card, shared.membership, directory.path / "partition.json")
+    engine = ENGINES[experiment.engine](setup)
+    try:
+        game = Game(experiment, setup, shared, engine, directory, progress)
+        return game.play(begun, checkpoint)
+    finally:
+        engine.close()
+
+
+@dataclass
+class Game:
+    """The rounds of one run."""
+
+    experiment: Experiment
+    setup: Setup
+    shared: Federation
+    engine: Engine
+    directory: RunDirectory | None
+    progress: Progress | None
+    traffic: Traffic = field(default_factory=Traffic)
+    best: Best = field(default_factory=Best)
+    best_shared: Best = field(default_factory=Best)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    stale: int = 0  # evaluations since the best one
+    spent: float = 0.0  # seconds in rounds, those before a resume included
+
+    def play(self, begun: float, checkpoint: Checkpoint | None) -> Result:
+        experiment, method = self.experiment, self.setup.method
+        models = self.setup.models
+        server = Server(
+            model=models[0] if len(set(models)) == 1 else None,
+            models=models,
+            clients=len(models),
+            seed=experiment.seed,
+            device=self.setup.device,
+        )
+        method.start_server(server)
+        first = 1
+        if checkpoint is not None:
+            first = self.restore(checkpoint, server) + 1
+        counted = self.engine.ask("count", 0, self.engine.members(), None, None)
+        self.totals, self.nodes = counted.totals, counted.nodes
+        setup_seconds = time.perf_counter() - begun
+        with stop_politely() as asked_to_stop:
+            for number in range(first, experiment.rounds + 1):
+                start = time.perf_counter()
+                record = self.play_round(server, number)
+                self.spent += time.perf_counter() - start
+                finished = number == experiment.rounds or (experiment.patience and self.stale >= experiment.patience)
+                stopping = asked_to_stop.is_set()
+                due = experiment.checkpoint_every and number % experiment.checkpoint_every == 0
+                if self.directory is not None:
+                    self.directory.append_round(record)
+                    if due or finished or stopping:
+                        self.save(number, server)
+                if self.progress is not None:
+                    self.progress(record)
+                if finished or stopping:
+                    break
+        result = Result(
+            summary=self.summary(setup_seconds, time.perf_counter() - begun),
+            rounds=self.records,
+            server=server.state,
+            clients=self.engine.state(),
+            finished=bool(finished),
+        )
+        if self.directory is not None and result.finished:
+            self.directory.write_result(result.summary)
+        return result
+
+    def play_round(self, server: Server, number: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        before = asdict(self.traffic)
+        members = participants(self.engine.members(), self.setup.participation, self.experiment.seed, number)
+        server.round = number
+        self.setup.method.round(server, Clients(self.engine, number, members, self.traffic))
+        losses = self.engine.losses()
+        bad = first_bad(losses)
+        if bad is not None:
+            step, client = bad
+            raise RunError(
+                f"The loss of client {client} is no longer a finite number in step '{step}' of {self.setup.name}, "
+                f"round {number}{self.last_good()}; a smaller learning_rate may help."
+            )
+        after = asdict(self.traffic)
+        record: dict[str, Any] = {
+            "round": number,
+            "loss": mean_loss(losses),
+            **{f"{way}_bytes": after[way] - before[way] for way in after},
+            "participants": members,
+            "details": server.take_records(),
+        }
+        if number % self.experiment.evaluate_every == 0 or number == self.experiment.rounds:
+            record |= self.evaluate(server, number)
+        record["seconds"] = time.perf_counter() - start
+        self.records.append(record)
+        return record
+
+    def evaluate(self, server: Server, number: int) -> dict[str, Any]:
+        """Score every client's own model, and the common one where there is one, on that client's nodes."""
+        everyone = self.engine.members()
+        own = accuracy(self.engine.ask("score", number, everyone, None, None).correct, self.totals, self.nodes)
+        scores: dict[str, Any] = {
+            kind: own.mean(kind) for kind in ("train", "validation", "test")
+        } | {"validation_node_weighted": own.node_weighted("validation"), "test_node_weighted": own.node_weighted("test")}
+        scores["per_client"] = {kind: own.clients(kind) for kind in ("validation", "test")}
+        model = self.setup.method.shared(server)
+        if model is not None:
+            replies = self.engine.ask("score_shared", number, everyone, model, None)
+            common = accuracy(replies.correct, self.totals, self.nodes)
+            scores |= {
+                "validation_global": common.mean("validation"),
+                "test_global": common.mean("test"),
+                "test_global_node_weighted": common.node_weighted("test"),
+            }
+            better_shared = self.best_shared.see(number, scores["validation_global"])
+        elif self.experiment.score == "global":
+            raise InputError(f"score is global, but method '{self.setup.name}' has no global model.")
+        better = self.best.see(number, scores["validation"])
+        better = better_shared if self.experiment.score == "global" else better
+        self.stale = 0 if better else self.stale + 1
+        return scores
+
+    def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
+        """What result.json holds."""
+        evaluated = {record["round"]: record for record in self.records if "test" in record}
+        best = evaluated[(self.best_shared if self.experiment.score == "global" else self.best).round]
+        common = evaluated.get(self.best_shared.round, {})
+        models = self.setup.models
+        per_client = [
+            {
+                "client": client,
+                "model": models[client % len(models)].name,
+                "nodes": graph.nodes,
+                "edges": graph.edge_count,
+                "test": best["per_client"]["test"][client],
+                "validation": best["per_client"]["validation"][client],
+            }
+            for client, graph in enumerate(self.shared.clients)
+        ]
+        return {
+            "graft": graft.__version__,
+            "method": self.setup.name,
+            "dataset": self.shared.graph.name,
+            "partition": self.shared.card["method"],
+            "clients": len(self.shared.clients),
+            "seed": self.experiment.seed,
+            "rounds": self.records[-1]["round"],
+            "best_round": best["round"],
+            "accuracy": {
+                "test": best["test"],
+                "validation": best["validation"],
+                "test_node_weighted": best["test_node_weighted"],
+                "test_global": common.get("test_global"),
+            },
+            "per_client": per_client,
+            "communication": {f"{way}_bytes": count for way, count in asdict(self.traffic).items()},
+            "seconds": {"total": total, "per_round": self.spent / len(self.records), "setup": setup_seconds},
+            "peak_memory_bytes": peak_memory(self.setup.device),
+            "device": self.setup.device.type,
+        }
+
+    def save(self, number: int, server: Server) -> None:
+        assert self.directory is not None
+        facts = {
+            "partition": self.shared.card["hash"],
+            "traffic": asdict(self.traffic),
+            "best": asdict(self.best),
+            "best_shared": asdict(self.best_shared),
+            "stale": self.stale,
+            "spent": self.spent,
+        }
+        self.directory.save(Checkpoint(number, server.state, self.engine.state(), facts))
+
+    def restore(self, checkpoint: Checkpoint, server: Server) -> int:
+        """Put everything back as it was after the checkpoint's round."""
+        assert self.directory is not None
+        facts = checkpoint.facts
+        server.state = map_tree(
+            lambda leaf: leaf.to(self.setup.device) if isinstance(leaf, torch.Tensor) else leaf, checkpoint.server
+        )
+        self.engine.restore(checkpoint.clients)
+        self.traffic = Traffic(**facts["traffic"])
+        self.best, self.best_shared = Best(**facts["best"]), Best(**facts["best_shared"])
+        self.stale, self.spent = facts["stale"], facts["spent"]
+        self.records = self.directory.read_rounds(until=checkpoint.round)
+        self.directory.rewrite_rounds(self.records)
+        if checkpoint.round >= self.experiment.rounds:
+            raise InputError(f"{self.directory.path} has played all its {self.experiment.rounds} rounds already.")
+        return checkpoint.round
+
+    def last_good(self) -> str:
+        if self.directory is None or not (self.directory.path / "checkpoint").exists():
+            return ""
+        return f" (the checkpoint of round {self.directory.load().round} in {self.directory.path} is good)"
+
+
+def participants(members: list[int], share: float, seed: int, round: int) -> list[int]:
+    """The clients of a round: all, or a fair draw of floor(share * clients), at least one, sorted."""
+    if share == 1:
+        return members
+    count = max(1, int(share * len(members) + 1e-9))
+    chosen = np.random.default_rng(seed_for(seed, round, "participants")).choice(len(members), count, replace=False)
+    return sorted(members[position] for position in chosen)
+
+
+@contextmanager
+def stop_politely() -> Iterator[threading.Event]:
+    """Ctrl-C lets the round finish and then stops; a second one stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def first(number: int, frame: Any) -> None:  # noqa: ARG001
+        asked.set()
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, first)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory this process has held: on a GPU there, else in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _all_names(models: Any) -> bool:
+    return isinstance(models, str) or (isinstance(models, list | tuple) and all(isinstance(m, str) for m in models))

@@ -1,0 +1,188 @@
+"""A fleet: one or more clients that share an architecture, seen by a step as if they were one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft import training
+from graft.data.graphs import Graph
+from graft.graph import FleetGraph, lay_out
+from graft.randomness import Stream, seed_for, stream
+from graft.training import Training
+from graft.weights import Tree, Weights, spread
+
+if TYPE_CHECKING:
+    from graft.models.architecture import Model, Output
+
+
+@dataclass
+class Labels:
+    """What is known of the nodes, and for what each may be used."""
+
+    classes: Tensor  # int64 [clients, nodes]; 0 where there is no label, and then in no mask
+    masks: Tensor  # bool [clients, 3, nodes]: train, validation, test
+    groups: Tensor  # int64 [clients, nodes]: whose node it was before graphs were pooled, else 0
+    group_count: int
+
+    def select(self, chosen: list[int]) -> Labels:
+        return Labels(self.classes[chosen], self.masks[chosen], self.groups[chosen], self.group_count)
+
+
+class Fleet:
+    """What a step may see and do; tensors have a leading client axis."""
+
+    def __init__(
+        self, clients: list[int], graph: FleetGraph, labels: Labels, model: Model, training: Training, seed: int
+    ) -> None:
+        self.clients = clients  # their numbers in the federation
+        self.graph = graph
+        self.labels = labels
+        self.model = model
+        self.training = training
+        self.seed = seed
+        self.state = Tree()  # what these clients keep between steps
+        self.losses: dict[str, Tensor] = {}  # last loss of every `fit` of the current step
+        self.round = 0
+        self.random: Stream
+        train = labels.masks[:, 0]
+        self._train_share = train / train.sum(1, keepdim=True).clamp(min=1)
+        self.begin(0, "start")
+
+    @property
+    def device(self) -> torch.device:
+        return self.labels.classes.device
+
+    @property
+    def size(self) -> Tensor:
+        """Nodes of each client."""
+        return self.graph.sizes
+
+    @property
+    def weight(self) -> Tensor:
+        """Each client's vote in an average, as the experiment sets it."""
+        votes: dict[str, Callable[[], Tensor]] = {
+            "nodes": lambda: self.size,
+            "train": lambda: self.labels.masks[:, 0].sum(1),
+            "uniform": lambda: torch.ones_like(self.size),
+        }
+        return votes[self.training.weight_by]()
+
+    def begin(self, round: int, step: str) -> None:
+        """Start a step: from here on every random draw belongs to (run, round, client, step)."""
+        self.round = round
+        self.random = stream(self.device, [seed_for(self.seed, round, client, step) for client in self.clients])
+        self.losses = {}
+
+    def labelled_losses(self, step: str) -> list[tuple[str, Tensor]]:
+        """The last losses of this step under the names that people will read."""
+        return [(step if name == "model" else f"{step}/{name}", loss) for name, loss in self.losses.items()]
+
+    def initial(self, model: Model | None = None) -> Tree:
+        """Initial weights: every client, and the server, starts one architecture at the same point."""
+        return spread(initial(model or self.model, self.seed), len(self.clients), self.device)  # type: ignore[no-any-return]
+
+    def forward(self, weights: Weights, model: Model | None = None) -> Output:
+        """Predictions in training mode: dropout on, gradients kept."""
+        return (model or self.model)(weights, self.graph, self.random)
+
+    @torch.no_grad()
+    def predict(self, weights: Weights, model: Model | None = None) -> Output:
+        """Predictions in evaluation mode, without gradient."""
+        return (model or self.model)(weights, self.graph)
+
+    def fit(self, weights: Weights, loss: Callable[[Tree], Tensor], name: str = "model") -> Tree:
+        """Train for the experiment's local epochs; `loss` gives one number a client.
+
+        `name` tells apart the optimisers of a method that trains several models.
+        """
+        optimizers = self.state.setdefault("optimizer", Tree())
+        fitted, optimizers[name], self.losses[name] = training.fit(
+            weights, loss, self.training, optimizers.get(name), frozen=self.model.frozen
+        )
+        if self.training.optimizer_state == "reset":
+            del optimizers[name]
+        return fitted
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Mean loss over each client's training nodes; zero for a client without any."""
+        per_node = functional.cross_entropy(logits.flatten(0, 1), self.labels.classes.flatten(), reduction="none")
+        return (per_node.view_as(self._train_share) * self._train_share).sum(1)
+
+    @torch.no_grad()
+    def correct(self, weights: Weights) -> Tensor:
+        """Nodes classified correctly: [clients, groups, 3] for training, validation and test nodes."""
+        right = self.predict(weights).logits.argmax(2) == self.labels.classes
+        return self._count(self.labels.masks & right.unsqueeze(1))
+
+    def totals(self) -> Tensor:
+        """Nodes in the three masks: [clients, groups, 3]."""
+        return self._count(self.labels.masks)
+
+    def group_sizes(self) -> Tensor:
+        """All nodes: [clients, groups]."""
+        return self._count(self.graph.real.unsqueeze(1)).squeeze(2)
+
+    def _count(self, masks: Tensor) -> Tensor:
+        if self.labels.group_count == 1:
+            return masks.sum(2).unsqueeze(1)
+        counts = masks.new_zeros(*masks.shape[:2], self.labels.group_count, dtype=torch.int64)
+        counts.scatter_add_(2, self.labels.groups.unsqueeze(1).expand_as(masks), masks.long())
+        return counts.transpose(1, 2)
+
+    def select(self, chosen: list[int]) -> Fleet:
+        """Some of the clients as a fleet of their own, without state."""
+        clients = [self.clients[position] for position in chosen]
+        graph, labels = self.graph.select(chosen), self.labels.select(chosen)
+        return Fleet(clients, graph, labels, self.model, self.training, self.seed)
+
+
+def initial(model: Model, seed: int) -> Tree:
+    """The weights an architecture starts from in a run."""
+    return model.start(torch.Generator().manual_seed(seed_for(seed, "initial", repr(model))))
+
+
+def build_fleet(
+    clients: list[int],
+    graphs: Sequence[Graph],
+    model: Model,
+    training: Training,
+    seed: int,
+    device: torch.device,
+    groups: np.ndarray | None = None,
+) -> Fleet:
+    """Lay the graphs of some clients out on a device."""
+    graph = lay_out(graphs, device)
+    shape = (len(graphs), graph.nodes)
+    classes = torch.zeros(shape, dtype=torch.int64)
+    masks = torch.zeros(len(graphs), 3, graph.nodes, dtype=torch.bool)
+    for client, data in enumerate(graphs):
+        classes[client, : data.nodes] = torch.from_numpy(data.y).clamp(min=0)
+        for kind, mask in enumerate((data.train, data.validation, data.test)):
+            if mask is not None:
+                masks[client, kind, : data.nodes] = torch.from_numpy(mask)
+    owners = torch.zeros(shape, dtype=torch.int64) if groups is None else torch.from_numpy(groups).unsqueeze(0)
+    group_count = 1 if groups is None else int(groups.max()) + 1
+    labels = Labels(classes.to(device), masks.to(device), owners.to(device), group_count)
+    return Fleet(clients, graph, labels, model, training, seed)
+
+
+def group_clients(models: Sequence[Model], graphs: Sequence[Graph]) -> list[list[int]]:
+    """Which clients train together: same architecture, and sizes within a factor of two, so that
+    spare nodes never more than double the work."""
+    fleets: dict[Any, list[list[int]]] = {}
+    for client in sorted(range(len(graphs)), key=lambda client: (-graphs[client].nodes, client)):
+        model = models[client]
+        mine = fleets.setdefault(model, [])
+        joinable = model.stackable and mine and 2 * graphs[client].nodes >= graphs[mine[-1][0]].nodes
+        if joinable:
+            mine[-1].append(client)
+        else:
+            mine.append([client])
+    return [sorted(fleet) for group in fleets.values() for fleet in group]

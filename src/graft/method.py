@@ -1,0 +1,84 @@
+"""What a federated method is: fields, a round that runs at the server, and steps that run where the data is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+from torch import Tensor
+
+from graft.weights import Weights
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+@overload
+def step(function: Step) -> Step: ...
+@overload
+def step(*, fleet: bool) -> Callable[[Step], Step]: ...
+def step(function: Any = None, *, fleet: bool = True) -> Any:
+    """Mark a method that runs where the data is; only what it returns leaves.
+
+    With `fleet=False` it is given its clients one at a time.
+    """
+
+    def mark(function: Step) -> Step:
+        function.__graft_step__ = "fleet" if fleet else "single"  # type: ignore[attr-defined]
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def find_step(method: Method, name: str) -> tuple[Callable[..., Any], bool]:
+    """The step of that name and whether it takes whole fleets; nothing but a marked step can be called."""
+    kind = getattr(getattr(type(method), name, None), "__graft_step__", None)
+    if kind is None:
+        raise ValueError(f"'{name}' is not a step of {type(method).__name__}")
+    return getattr(method, name), kind == "fleet"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method; its fields are its hyper-parameters."""
+
+    one_model: ClassVar[bool] = False  # whether all clients must have the same architecture
+    pooled: ClassVar[bool] = False  # whether it trains on all data in one place (not federated at all)
+
+    def start_server(self, server: Server) -> None:
+        """Set the state that the server keeps; every field it will ever have."""
+
+    def start_client(self, fleet: Fleet) -> None:
+        """Set the state that clients keep; every field they will ever have."""
+        fleet.state.model = fleet.initial()
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """The paper's algorithm."""
+        raise NotImplementedError
+
+    def personal(self, fleet: Fleet) -> Weights:
+        """The model each client would use itself."""
+        return fleet.state.model  # type: ignore[no-any-return]
+
+    def shared(self, server: Server) -> Weights | None:  # noqa: ARG002
+        """The model all clients hold in common after the round, if the method has one."""
+        return None
+
+    @step
+    def score(self, fleet: Fleet) -> dict[str, Tensor]:
+        """How many nodes each client's own model gets right."""
+        return {"correct": fleet.correct(self.personal(fleet))}
+
+    @step
+    def score_shared(self, fleet: Fleet, model: Weights) -> dict[str, Tensor]:
+        """How many nodes the common model gets right."""
+        return {"correct": fleet.correct(model)}
+
+    @step
+    def count(self, fleet: Fleet) -> dict[str, Tensor]:
+        """How much data each client has; what scores are divided by."""
+        return {"nodes": fleet.group_sizes(), "totals": fleet.totals()}

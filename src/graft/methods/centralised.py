@@ -1,0 +1,18 @@
+"""Centralised training: one model on the whole graph, the reference that no federation can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from graft.methods.local import Local
+
+
+@dataclass(frozen=True)
+class Centralised(Local):
+    """All data in one place, scored on each client's own nodes; not federated, so nothing is counted as sent."""
+
+    edges: Literal["all", "inside"] = "all"  # "inside" leaves out the edges between clients, as federations do
+
+    one_model: ClassVar[bool] = True
+    pooled: ClassVar[bool] = True

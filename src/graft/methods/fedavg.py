@@ -1,0 +1,41 @@
+"""FedAvg. McMahan, Moore, Ramage, Hampson and Aguera y Arcas: Communication-efficient learning of deep
+networks from decentralized data. AISTATS 2017."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from graft.method import Method, step
+from graft.weights import Tree, Weights, weighted_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Clients train copies of one model; the server averages them."""
+
+    one_model: ClassVar[bool] = True
+
+    def start_server(self, server: Server) -> None:
+        server.state.model = server.initial()
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train, server.state.model)
+        server.state.model = weighted_mean(replies.model, replies.weight)
+
+    @step
+    def train(self, fleet: Fleet, model: Weights) -> Tree:
+        fleet.state.model = fleet.fit(model, lambda weights: self.loss(fleet, weights, model))
+        return Tree(model=fleet.state.model, weight=fleet.weight)
+
+    def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:  # noqa: ARG002
+        return fleet.cross_entropy(fleet.forward(weights).logits)
+
+    def shared(self, server: Server) -> Weights:
+        return server.state.model  # type: ignore[no-any-return]

@@ -1,0 +1,28 @@
+"""Local-only training: what a client reaches without any exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graft.method import Method, step
+from graft.weights import Tree
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every client trains alone; rounds only set the budget and the moments of evaluation."""
+
+    def round(self, server: Server, clients: Clients) -> None:  # noqa: ARG002
+        clients.ask(self.train)
+
+    @step
+    def train(self, fleet: Fleet) -> Tree:
+        fleet.state.model = fleet.fit(
+            fleet.state.model, lambda weights: fleet.cross_entropy(fleet.forward(weights).logits)
+        )
+        return Tree()

@@ -1,0 +1,119 @@
+"""What every model is: an architecture without weights, applied to a whole fleet of weights at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graft.graph import FleetGraph
+from graft.randomness import Stream
+from graft.weights import Tree, Weights
+
+
+class Output(NamedTuple):
+    """What a model says of every node of every client."""
+
+    embedding: Tensor  # [clients, nodes, width], after the activation, before dropout
+    logits: Tensor  # [clients, nodes, classes]
+
+
+class Model:
+    """An architecture; its weights are made by `start` and live elsewhere."""
+
+    stackable: ClassVar[bool] = True  # whether clients can share a fleet
+    frozen: frozenset[str] = frozenset()  # paths of buffers: averaged, never trained
+
+    def start(self, generator: torch.Generator) -> Tree:
+        """Initial weights of one client."""
+        raise NotImplementedError
+
+    def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
+        """Predictions of stacked weights; with a random stream in training mode, without it in evaluation mode."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LayeredModel(Model):
+    """Layers of one kind, then a head: linear, or the last layer of that kind itself (`head="conv"`)."""
+
+    features: int
+    classes: int
+    depth: int = 2
+    width: int = 64
+    dropout: float = 0.5
+    head: str = "linear"
+
+    kind: ClassVar[str] = ""
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.depth == 2 else f"{self.kind}{self.depth}"
+
+    @property
+    def hidden(self) -> int:
+        """How many layers come before the head."""
+        return self.depth if self.head == "linear" else self.depth - 1
+
+    def start(self, generator: torch.Generator) -> Tree:
+        weights = Tree()
+        for index in range(self.hidden):
+            inputs = self.width if index else self.features
+            weights[f"layer{index}"] = self.start_layer(inputs, self.width, generator)
+        last = self.width if self.hidden else self.features
+        start_head = start_linear if self.head == "linear" else self.start_layer
+        weights["head"] = start_head(last, self.classes, generator)
+        return weights
+
+    def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
+        embedding = self.embed(weights, graph, random)
+        inputs = self.drop(embedding, random)
+        if self.head == "linear":
+            return Output(embedding, linear(inputs, weights["head"]))
+        return Output(embedding, self.layer(weights["head"], graph, inputs))
+
+    def embed(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Tensor:
+        hidden = graph.features
+        outputs = []
+        for index in range(self.hidden):
+            if index:
+                hidden = self.drop(hidden, random)
+            hidden = torch.relu(self.layer(weights[f"layer{index}"], graph, hidden))
+            outputs.append(hidden)
+        # Deep networks use jumping knowledge (Xu et al., ICML 2018) with the element-wise maximum.
+        return torch.stack(outputs).amax(0) if self.depth >= 4 else hidden
+
+    def drop(self, hidden: Tensor, random: Stream | None) -> Tensor:
+        if random is None or self.dropout == 0:
+            return hidden
+        keep = random.keep(self.dropout, hidden.shape[1], hidden.shape[2])
+        return hidden * keep * (1 / (1 - self.dropout))
+
+    def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+        raise NotImplementedError
+
+    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+        """One layer without activation; `hidden` may be the fleet's sparse features."""
+        raise NotImplementedError
+
+
+def glorot(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
+    bound = (6 / (inputs + outputs)) ** 0.5
+    return torch.empty(inputs, outputs).uniform_(-bound, bound, generator=generator)
+
+
+def start_linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+    """A linear layer as PyTorch starts it; the weight is [inputs, outputs]."""
+    bound = inputs**-0.5
+    weight = torch.empty(inputs, outputs).uniform_(-bound, bound, generator=generator)
+    return Tree(weight=weight, bias=torch.empty(outputs).uniform_(-bound, bound, generator=generator))
+
+
+def linear(hidden: Any, weights: Weights) -> Tensor:
+    return shifted(hidden @ weights["weight"], weights)
+
+
+def shifted(hidden: Tensor, weights: Weights) -> Tensor:
+    return hidden + weights["bias"].unsqueeze(1)

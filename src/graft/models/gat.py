@@ -1,0 +1,44 @@
+"""Graph attention network (Velickovic et al., ICLR 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from graft.graph import FleetGraph
+from graft.models.architecture import LayeredModel, glorot, shifted
+from graft.sparse import attention
+from graft.weights import Tree, Weights
+
+
+@dataclass(frozen=True)
+class GAT(LayeredModel):
+    """Each layer weighs neighbours and the node itself by attention; heads are concatenated."""
+
+    heads: int = 4  # the width is shared out among them; a convolutional head has a single one
+
+    kind: ClassVar[str] = "gat"
+
+    def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+        heads = self.heads if outputs == self.width else 1
+        return Tree(
+            weight=glorot(inputs, outputs, generator),
+            target=glorot(heads, outputs // heads, generator),
+            source=glorot(heads, outputs // heads, generator),
+            bias=torch.zeros(outputs),
+        )
+
+    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+        projected = hidden @ weights["weight"]
+        clients, nodes, width = projected.shape
+        heads = weights["target"].shape[1]
+        # Heads are laid out like further clients: [clients * heads, nodes, width of a head].
+        values = projected.view(clients, nodes, heads, -1).transpose(1, 2).flatten(0, 1)
+        target = (values @ weights["target"].flatten(0, 1).unsqueeze(2)).squeeze(2)
+        source = (values @ weights["source"].flatten(0, 1).unsqueeze(2)).squeeze(2)
+        mixed = attention(graph.with_loops(heads), target, source, values, slope=0.2)
+        merged = mixed.view(clients, heads, nodes, -1).transpose(1, 2).reshape(clients, nodes, width)
+        return shifted(merged, weights)

@@ -1,0 +1,26 @@
+"""Graph convolutional network (Kipf and Welling, ICLR 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from graft.graph import FleetGraph
+from graft.models.architecture import LayeredModel, glorot, shifted
+from graft.weights import Tree, Weights
+
+
+@dataclass(frozen=True)
+class GCN(LayeredModel):
+    """Each layer averages over neighbours and the node itself, normalised by both degrees."""
+
+    kind: ClassVar[str] = "gcn"
+
+    def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+        return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
+
+    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+        return shifted(graph.normalised @ (hidden @ weights["weight"]), weights)

@@ -1,0 +1,30 @@
+"""GraphSAGE with the mean aggregator (Hamilton, Ying and Leskovec, NeurIPS 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from graft.graph import FleetGraph
+from graft.models.architecture import LayeredModel, shifted, start_linear
+from graft.weights import Tree, Weights
+
+
+@dataclass(frozen=True)
+class SAGE(LayeredModel):
+    """Each layer adds a map of the node and a map of the mean of its neighbours."""
+
+    kind: ClassVar[str] = "sage"
+
+    def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+        neighbours = start_linear(inputs, outputs, generator)
+        own = start_linear(inputs, outputs, generator)
+        return Tree(neighbours=neighbours.weight, own=own.weight, bias=neighbours.bias)
+
+    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+        both = hidden @ torch.cat([weights["neighbours"], weights["own"]], dim=2)
+        neighbours, own = both.chunk(2, dim=2)
+        return shifted(graph.mean @ neighbours + own, weights)

@@ -1,0 +1,41 @@
+"""Simplified graph convolution (Wu et al., ICML 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from graft.graph import FleetGraph
+from graft.models.architecture import LayeredModel, linear, shifted, start_linear
+from graft.randomness import Stream
+from graft.weights import Tree, Weights
+
+
+@dataclass(frozen=True)
+class SGC(LayeredModel):
+    """`depth` steps of averaging and one linear map to the embedding, which has no activation."""
+
+    kind: ClassVar[str] = "sgc"
+
+    def start(self, generator: torch.Generator) -> Tree:
+        return Tree(
+            layer0=start_linear(self.features, self.width, generator),
+            head=start_linear(self.width, self.classes, generator),
+        )
+
+    def embed(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Tensor:  # noqa: ARG002
+        # Everything is linear, so the narrow embedding is spread, not the wide features.
+        hidden = graph.features @ weights["layer0"]["weight"]
+        for _ in range(self.hidden):
+            hidden = graph.normalised @ hidden
+        return shifted(hidden, weights["layer0"])
+
+    def layer(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
+        """The convolutional head: the last step of averaging, then the classifier."""
+        return linear(graph.normalised @ hidden, weights)
+
+    def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+        return start_linear(inputs, outputs, generator)

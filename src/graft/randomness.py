@@ -1,0 +1,64 @@
+"""Random numbers that depend on who draws them and when, never on who else is drawing.
+
+Every draw is a hash of (run, round, client, step, number of the draw, position), so a client gets the same
+numbers alone, in a fleet, in another process or after a restart; and there is no generator state to save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+# The constants of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), as signed 64-bit numbers.
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+FIRST = 0xBF58476D1CE4E5B9 - 2**64
+SECOND = 0x94D049BB133111EB - 2**64
+
+
+def seed_for(*parts: int | str) -> int:
+    """A 63-bit seed of its own for every combination of run, round, client, step or purpose."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def mix(bits: Tensor) -> Tensor:
+    """Scramble 64-bit numbers so that neighbouring ones have nothing in common."""
+    bits = (bits ^ ((bits >> 30) & (2**34 - 1))) * FIRST
+    bits = (bits ^ ((bits >> 27) & (2**37 - 1))) * SECOND
+    return bits ^ ((bits >> 31) & (2**33 - 1))
+
+
+@lru_cache(maxsize=64)
+def counters(count: int, device: torch.device) -> Tensor:
+    return torch.arange(1, count + 1, device=device) * GOLDEN
+
+
+class Stream:
+    """Random draws for the clients of a fleet, one key a client."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+        self.draws = 0
+
+    def bits(self, count: int) -> Tensor:
+        """Fresh 64-bit numbers [clients, count]."""
+        self.draws += 1
+        start = mix(self.keys + self.draws)
+        return mix(counters(count, self.keys.device) + start[:, None])
+
+    def keep(self, rate: float, rows: int, width: int) -> Tensor:
+        """True with probability 1 - rate, for every client, row and column (steps of 1/65536)."""
+        words = -(-width // 4)  # four 16-bit draws in every 64-bit number
+        draws = self.bits(rows * words).view(torch.int16).view(-1, rows, 4 * words)
+        return draws[:, :, :width] >= round(rate * 65536) - 32768
+
+    def uniform(self, count: int) -> Tensor:
+        """Numbers in [0, 1), [clients, count]."""
+        return ((self.bits(count) >> 40) & (2**24 - 1)).float() / 2**24
+
+
+def stream(device: torch.device, seeds: list[int]) -> Stream:
+    return Stream(torch.tensor(seeds, dtype=torch.int64, device=device))

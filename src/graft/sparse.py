@@ -1,0 +1,182 @@
+"""Block-diagonal sparse matrices: the graphs, or the sparse features, of a whole fleet as one matrix.
+
+Products never build a tensor of shape edges by width, forwards or backwards. On a CPU they run through
+`embedding_bag`, which was measured 2 to 3 times as fast as the CSR product there; on a GPU through cuSPARSE.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class BlockSparse:
+    """One sparse block a client, all blocks of the same shape, in CSR form."""
+
+    def __init__(
+        self, starts: Tensor, columns: Tensor, values: Tensor | None, blocks: int, shape: tuple[int, int]
+    ) -> None:
+        self.starts = starts  # int32 [blocks * rows + 1]
+        self.columns = columns  # int32 [entries], counted over the whole matrix
+        self.values = values  # float32 [entries]; None means all ones
+        self.blocks = blocks
+        self.rows, self.width = shape  # of one block
+        self._transpose: BlockSparse | None = None
+
+    @property
+    def entries(self) -> int:
+        return len(self.columns)
+
+    def with_values(self, values: Tensor | None, transposed: Tensor | None = None) -> BlockSparse:
+        """The same pattern with other values; it must be symmetric, as graphs are, and so must the values be,
+        unless those of the transpose are given too."""
+        forward = BlockSparse(self.starts, self.columns, values, self.blocks, (self.rows, self.width))
+        forward._transpose = forward
+        if transposed is not None:
+            backward = BlockSparse(self.starts, self.columns, transposed, self.blocks, (self.rows, self.width))
+            forward._transpose, backward._transpose = backward, forward
+        return forward
+
+    @cached_property
+    def row_of(self) -> Tensor:
+        """The row of every entry."""
+        counts = self.starts.diff()
+        rows = torch.arange(len(counts), device=counts.device)
+        return torch.repeat_interleave(rows, counts, output_size=self.entries)
+
+    @cached_property
+    def crossing(self) -> Tensor:
+        """For every entry of the transpose, which entry of this matrix it is."""
+        key = self.columns.long() * (self.blocks * self.rows) + self.row_of
+        return torch.argsort(key)
+
+    @property
+    def transpose(self) -> BlockSparse:
+        if self._transpose is None:
+            counts = torch.bincount(self.columns, minlength=self.blocks * self.width)
+            starts = functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+            values = None if self.values is None else self.values[self.crossing]
+            columns = self.row_of[self.crossing].to(torch.int32)
+            self._transpose = BlockSparse(starts, columns, values, self.blocks, (self.width, self.rows))
+            self._transpose._transpose = self
+        return self._transpose
+
+    @cached_property
+    def _csr(self) -> Tensor:
+        values = torch.ones_like(self.columns, dtype=torch.float32) if self.values is None else self.values
+        size = (self.blocks * self.rows, self.blocks * self.width)
+        return torch.sparse_csr_tensor(self.starts, self.columns, values, size=size, check_invariants=False)
+
+    def times(self, dense: Tensor) -> Tensor:
+        """The product with [blocks, width, d], without gradient."""
+        flat = dense.reshape(self.blocks * self.width, -1)
+        if self.entries == 0:
+            return flat.new_zeros(self.blocks, self.rows, flat.shape[1])
+        if flat.device.type == "cpu":
+            product = functional.embedding_bag(
+                self.columns, flat, self.starts, mode="sum", per_sample_weights=self.values, include_last_offset=True
+            )
+        else:
+            product = self._csr @ flat
+        return product.view(self.blocks, self.rows, -1)
+
+    def dense(self) -> Tensor:
+        """The blocks written out, [blocks, rows, width]."""
+        full = torch.zeros(self.blocks * self.rows, self.width, device=self.columns.device)
+        full[self.row_of, self.columns.long() % self.width] = 1.0 if self.values is None else self.values
+        return full.view(self.blocks, self.rows, self.width)
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        return _Product.apply(self, dense)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return self.starts[:: self.rows].tolist()  # type: ignore[no-any-return]
+
+    def select(self, chosen: list[int]) -> BlockSparse:
+        """The matrix of some of the blocks, in the order given; a block may be taken more than once."""
+        picked = self._cut(chosen)
+        if self._transpose is self:
+            picked._transpose = picked
+        elif self._transpose is not None:
+            picked._transpose = self._transpose._cut(chosen)
+            picked._transpose._transpose = picked
+        return picked
+
+    def _cut(self, chosen: list[int]) -> BlockSparse:
+        parts = [slice(self._bounds[block], self._bounds[block + 1]) for block in chosen]
+        counts = self.starts.diff().view(self.blocks, self.rows)[chosen]
+        starts = functional.pad(counts.flatten().cumsum(0), (1, 0)).to(torch.int32)
+        moves = [(new - old) * self.width for new, old in enumerate(chosen)]
+        columns = torch.cat([self.columns[part] + move for part, move in zip(parts, moves, strict=True)])
+        values = None if self.values is None else torch.cat([self.values[part] for part in parts])
+        return BlockSparse(starts, columns, values, len(chosen), (self.rows, self.width))
+
+    def row_sums(self, values: Tensor) -> Tensor:
+        """Sums of one value an entry over each row, flat."""
+        ones = values.new_ones(self.blocks, self.width, 1)
+        return self.with_values(values).times(ones).flatten()
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: BlockSparse, dense: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return matrix.times(dense)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.matrix.transpose.times(gradient.contiguous())
+
+
+def attention(pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float) -> Tensor:
+    """For every node the mean of its neighbours' values, weighted by softmax(leaky_relu(target + source)).
+
+    `target` and `source` are [blocks, rows], `values` [blocks, rows, d]; the pattern is symmetric.
+    """
+    return _Attention.apply(pattern, target, source, values, slope)  # type: ignore[no-any-return]
+
+
+class _Attention(torch.autograd.Function):
+    """Written out by hand: between forward and backward only one number an edge is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float
+    ) -> Tensor:
+        rows, columns = pattern.row_of, pattern.columns
+        raw = target.flatten()[rows] + source.flatten()[columns]
+        score = functional.leaky_relu(raw, slope)
+        most = torch.full_like(target.flatten(), -torch.inf).scatter_reduce_(0, rows, score, "amax")
+        share = (score - most[rows]).exp_()
+        share /= pattern.row_sums(share)[rows]
+        ctx.pattern, ctx.slope = pattern, slope
+        ctx.save_for_backward(raw, share, values)
+        return pattern.with_values(share).times(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, Tensor, None]:
+        pattern: BlockSparse = ctx.pattern
+        raw, share, values = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        rows, columns = pattern.row_of, pattern.columns
+        # The pattern is symmetric, so the transpose is the same pattern with its entries in another order.
+        to_values = pattern.with_values(share[pattern.crossing]).times(gradient)
+        width = pattern.blocks * pattern.rows
+        sampled = torch.sparse.sampled_addmm(
+            torch.sparse_csr_tensor(pattern.starts, columns, torch.zeros_like(share), size=(width, width)),
+            gradient.flatten(0, 1),
+            values.reshape(width, -1).t(),
+            beta=0.0,
+        )
+        to_share = sampled.values()
+        to_raw = share * (to_share - pattern.row_sums(share * to_share)[rows])
+        to_raw = torch.where(raw > 0, to_raw, to_raw * ctx.slope)
+        shape = gradient.shape[:2]
+        to_target = pattern.row_sums(to_raw).view(shape)
+        to_source = pattern.row_sums(to_raw[pattern.crossing]).view(shape)
+        return None, to_target, to_source, to_values, None

@@ -1,0 +1,108 @@
+"""Arithmetic on trees: nested dictionaries whose leaves are tensors (or numbers, in messages)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Tree(dict[str, Any]):
+    """A dictionary whose entries can also be read and written as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no field '{name}'; there are: {', '.join(self) or 'none'}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+Weights = Mapping[str, Any]  # a tree of tensors: a model, or several side by side
+
+
+def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function leaf by leaf over one or several trees of the same shape."""
+    if isinstance(tree, Mapping):
+        return Tree({name: map_tree(function, tree[name], *(other[name] for other in others)) for name in tree})
+    return function(tree, *others)
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk over a tree as pairs of a path, such as 'model/head/weight', and a leaf."""
+    if isinstance(tree, Mapping):
+        for name, branch in tree.items():
+            yield from leaves(branch, f"{path}/{name}" if path else name)
+    else:
+        yield path, tree
+
+
+def grow(pairs: Mapping[str, Any]) -> Tree:
+    """Build the tree whose leaves were listed by `leaves`."""
+    tree = Tree()
+    for path, leaf in pairs.items():
+        *branches, name = path.split("/")
+        place = tree
+        for branch in branches:
+            place = place.setdefault(branch, Tree())
+        place[name] = leaf
+    return tree
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Put one tree per client into a single tree with a leading client axis."""
+    return map_tree(lambda *parts: torch.stack([torch.as_tensor(part) for part in parts]), trees[0], *trees[1:])
+
+
+def take(tree: Any, positions: Tensor | int) -> Any:
+    """Pick clients, or with a plain number one client, out of a tree with a leading client axis."""
+    return map_tree(lambda leaf: leaf[positions], tree)
+
+
+def spread(tree: Any, clients: int, device: torch.device) -> Any:
+    """Give every client the same tree: a leading client axis that costs no memory."""
+
+    def one(leaf: Any) -> Tensor:
+        tensor = torch.as_tensor(leaf, device=device)
+        return tensor.expand(clients, *tensor.shape)
+
+    return map_tree(one, tree)
+
+
+def weighted_mean(models: Any, weights: Tensor) -> Any:
+    """Average stacked models over the client axis; whole-number leaves are taken from the first client."""
+    shares = weights.double() / weights.sum()
+
+    def mean(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf[0].clone()
+        return torch.tensordot(shares.to(leaf), leaf, dims=1)
+
+    return map_tree(mean, models)
+
+
+def squared_distance(first: Weights, second: Weights, skip: frozenset[str] = frozenset()) -> Tensor:
+    """The squared Euclidean distance between two stacked models, client by client, without the paths to skip."""
+    others = dict(leaves(second))
+    parts = [(leaf - others[path]).square().flatten(1).sum(1) for path, leaf in leaves(first) if path not in skip]
+    return torch.stack(parts).sum(0)
+
+
+def count_bytes(tree: Any) -> int:
+    """The payload of a message: tensors at their own width, a bare number as eight bytes."""
+    return sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
+
+
+def check_message(tree: Any, where: str) -> None:
+    """Refuse anything in a message that is not a tensor or a number, so that it can cross a network."""
+    if not isinstance(tree, Mapping):
+        raise TypeError(f"{where} is a bare {type(tree).__name__}; a message is a tree with named fields")
+    for path, leaf in leaves(tree):
+        if not isinstance(leaf, Tensor | int | float):
+            raise TypeError(f"{where} holds a {type(leaf).__name__} at '{path}'; a message may hold tensors and numbers")
+        if not all(part and part.isprintable() for part in path.split("/")):
+            raise TypeError(f"{where} has the unusable field name '{path}'")
