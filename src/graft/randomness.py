@@ -53,7 +53,8 @@ class Stream:
         """True with probability 1 - rate, for every client, row and column (steps of 1/65536)."""
         words = -(-width // 4)  # four 16-bit draws in every 64-bit number
         draws = self.bits(rows * words).view(torch.int16).view(-1, rows, 4 * words)
-        return draws[:, :, :width] >= round(rate * 65536) - 32768
+        # A rate just below 1 must not round up to 1: the threshold would not fit into 16 bits.
+        return draws[:, :, :width] >= min(round(rate * 65536), 65535) - 32768
 
     def uniform(self, count: int) -> Tensor:
         """Numbers in [0, 1), [clients, count]."""

@@ -37,7 +37,7 @@ def fit(
     The loss returns one number a client. Their sum gives every client exactly its own gradient, and both
     optimisers work element by element, so a fleet trains as its clients would alone.
     """
-    flat = {path: leaf.detach().clone() for path, leaf in leaves(weights)}
+    flat = {path: leaf.detach().clone(memory_format=torch.contiguous_format) for path, leaf in leaves(weights)}
     trained = {path: leaf for path, leaf in flat.items() if leaf.is_floating_point() and path not in frozen}
     for leaf in trained.values():
         leaf.requires_grad_()
@@ -50,7 +50,8 @@ def fit(
     for _ in range(training.epochs):
         values = loss(tree)
         gradients = torch.autograd.grad(values.sum(), list(trained.values()), allow_unused=True)
-        used = {path: gradient for path, gradient in zip(trained, gradients, strict=True) if gradient is not None}
+        # The fused kernel walks over raw memory: a gradient that is a slice of another must be laid out anew.
+        used = {path: part.contiguous() for path, part in zip(trained, gradients, strict=True) if part is not None}
         with torch.no_grad():
             update(trained, used, state, training)
         last = values.detach()

@@ -101,8 +101,11 @@ def check_message(tree: Any, where: str) -> None:
     """Refuse anything in a message that is not a tensor or a number, so that it can cross a network."""
     if not isinstance(tree, Mapping):
         raise TypeError(f"{where} is a bare {type(tree).__name__}; a message is a tree with named fields")
-    for path, leaf in leaves(tree):
-        if not isinstance(leaf, Tensor | int | float):
-            raise TypeError(f"{where} holds a {type(leaf).__name__} at '{path}'; a message may hold tensors and numbers")
-        if not all(part and part.isprintable() for part in path.split("/")):
-            raise TypeError(f"{where} has the unusable field name '{path}'")
+    for name, leaf in tree.items():
+        # A slash would come back from a network as a branch.
+        if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
+            raise TypeError(f"{where} has the unusable field name {name!r}")
+        if isinstance(leaf, Mapping):
+            check_message(leaf, where)
+        elif not isinstance(leaf, Tensor | int | float):
+            raise TypeError(f"{where} holds a {type(leaf).__name__} at '{name}'; a message may hold tensors and numbers")

@@ -1,4 +1,5 @@
 import importlib
+import itertools
 import random
 import sys
 
@@ -108,12 +109,12 @@ def test_unknown_method_is_refused_with_the_list(toy):
 
 
 BAD_OPTIONS = [
-    ("louvain", dict(resolutoin=1), "resolution, cut, packing"),
-    ("louvain", dict(cut="dfs"), "bfs, order"),
-    ("louvain", dict(packing="tight"), "balanced, fedsage"),
-    ("louvain", dict(resolution=0), "above 0"),
-    ("label-skew", dict(alpha=-1), "above 0"),
-    ("random", dict(alpha=1), "none"),
+    ("louvain", {"resolutoin": 1}, "resolution, cut, packing"),
+    ("louvain", {"cut": "dfs"}, "bfs, order"),
+    ("louvain", {"packing": "tight"}, "balanced, fedsage"),
+    ("louvain", {"resolution": 0}, "above 0"),
+    ("label-skew", {"alpha": -1}, "above 0"),
+    ("random", {"alpha": 1}, "none"),
 ]
 
 
@@ -158,8 +159,8 @@ def test_a_clique_with_fewer_chunks_than_clients_leaves_no_client_empty(toy, cli
 def test_breadth_first_chunks_of_a_path_are_connected_and_stored_order_is_not(toy):
     # A path visited as 0, 2, 4, ..., 5, 3, 1: neighbours are rarely next to each other in stored order.
     walk = [*range(0, 20, 2), *range(19, 0, -2)]
-    graph = toy(20, list(zip(walk, walk[1:], strict=False)))
-    whole = dict(resolution=1e-9)  # one community
+    graph = toy(20, list(itertools.pairwise(walk)))
+    whole = {"resolution": 1e-9}  # one community
     assert lost(graph, partition(graph, 4, cut="bfs", **whole)) < lost(graph, partition(graph, 4, cut="order", **whole))
 
 
@@ -316,7 +317,8 @@ def test_a_saved_partition_takes_no_options(square, tmp_path):
 
 @louvain
 @pytest.mark.parametrize(("name", "clients", "least", "most"), [("cora", 10, 270, 272), ("cora", 20, 134, 136)])
-def test_louvain_clients_of_cora_have_like_sizes(real_data, name, clients, least, most):
+@pytest.mark.usefixtures("real_data")
+def test_louvain_clients_of_cora_have_like_sizes(name, clients, least, most):
     graph = load(name)
     membership = partition(graph, clients)
     sizes = np.bincount(membership)
@@ -325,7 +327,8 @@ def test_louvain_clients_of_cora_have_like_sizes(real_data, name, clients, least
 
 
 @metis
-def test_metis_loses_about_a_ninth_of_cora(real_data):
+@pytest.mark.usefixtures("real_data")
+def test_metis_loses_about_a_ninth_of_cora():
     graph = load("cora")
     membership = partition(graph, 10, "metis")
     assert lost(graph, membership) / graph.edge_count == pytest.approx(0.111, abs=0.015)

@@ -50,19 +50,19 @@ def test_dense_small_graph_still_gets_every_edge():
 
 
 BAD = [
-    (dict(nodes=1), "nodes=1"),
-    (dict(degree=0), "degree=0"),
-    (dict(degree=float("nan")), "degree=nan"),
-    (dict(nodes=10, degree=10), "below the number of nodes, 10"),
-    (dict(classes=0), "classes=0"),
-    (dict(nodes=5, classes=6, degree=1), "classes=6"),
-    (dict(homophily=1.5), "homophily=1.5"),
-    (dict(classes=1), "1 when there is one class"),
-    (dict(features=0), "features=0"),
-    (dict(signal=-1), "signal=-1"),
-    (dict(exponent=1), "exponent=1"),
-    (dict(seed=-1), "at least 0"),
-    (dict(nodes=40, degree=10, classes=10), "too dense"),
+    ({"nodes": 1}, "nodes=1"),
+    ({"degree": 0}, "degree=0"),
+    ({"degree": float("nan")}, "degree=nan"),
+    ({"nodes": 10, "degree": 10}, "below the number of nodes, 10"),
+    ({"classes": 0}, "classes=0"),
+    ({"nodes": 5, "classes": 6, "degree": 1}, "classes=6"),
+    ({"homophily": 1.5}, "homophily=1.5"),
+    ({"classes": 1}, "1 when there is one class"),
+    ({"features": 0}, "features=0"),
+    ({"signal": -1}, "signal=-1"),
+    ({"exponent": 1}, "exponent=1"),
+    ({"seed": -1}, "at least 0"),
+    ({"nodes": 40, "degree": 10, "classes": 10}, "too dense"),
 ]
 
 

@@ -104,8 +104,8 @@ def read_npz(path: Path) -> Graph:
         "it needs x (or x_data, x_indices, x_indptr and x_shape), edges and y, and may have train, validation and test"
     )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            arrays = dict(content)
     except DAMAGED as error:
         raise InputError(f"{path} is not a readable .npz file of plain arrays ({error}); {wanted}.") from error
     arrays.update({name: arrays[alias] for name, alias in aliases.items() if alias in arrays and name not in arrays})
@@ -158,9 +158,8 @@ def _tensor_features(x: Any) -> Features:
 
     if not isinstance(x, torch.Tensor) or x.layout == torch.strided:
         return _array(x)
-    rows = x.detach().cpu().to_sparse_csr()
-    parts = (rows.values(), rows.col_indices(), rows.crow_indices())
-    return csr_array(tuple(part.numpy() for part in parts), shape=tuple(rows.shape))
+    cells = x.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()
+    return csr_array((cells.values().numpy(), tuple(cells.indices().numpy())), shape=tuple(cells.shape))
 
 
 # Datasets with a name.
@@ -199,7 +198,7 @@ def planetoid(title: str, root: Path, settings: str) -> Graph:
     fetch(name, folder, [f"ind.{name}.{part}" for part in (*parts, "test.index")], PLANETOID_URL)
     try:
         allx, tx, ally, ty, neighbours, y = (_unpickle(folder / f"ind.{name}.{part}") for part in parts)
-        listed = np.loadtxt(folder / f"ind.{name}.test.index", dtype=np.int64)
+        listed = np.array((folder / f"ind.{name}.test.index").read_text().split(), np.int64)
         # The last rows belong to the nodes that test.index lists, in that order; CiteSeer's list has gaps: nodes
         # without features and without a label, which argmax makes class 0, as in PyG and so in published results.
         nodes, trained = max(allx.shape[0], int(listed.max()) + 1), len(y)
@@ -253,7 +252,7 @@ def shchur(title: str, file: str, root: Path, settings: str) -> Graph:
     _no_settings(name, settings)
     fetch(name, folder, [file], SHCHUR_URL)
     try:
-        with np.load(folder / file, allow_pickle=False) as arrays:
+        with (folder / file).open("rb") as content, np.load(content, allow_pickle=False) as arrays:
             attributes, links = (
                 csr_array(tuple(arrays[f"{kind}_{part}"] for part in ("data", "indices", "indptr")), shape=shape)
                 for kind, shape in (("attr", tuple(arrays["attr_shape"])), ("adj", tuple(arrays["adj_shape"])))

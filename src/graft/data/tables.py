@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from graft.data.graphs import MASKS, Bools, Graph, Ints, clean
+from graft.data.graphs import MASKS, Graph, Ints, clean
 from graft.errors import InputError
-
-Line = tuple[int, dict[str, str]]  # its number in the file, and its cells by column
 
 
 def read_tables(folder: Path) -> Graph:
@@ -18,20 +17,24 @@ def read_tables(folder: Path) -> Graph:
         if not (folder / name).is_file():
             raise InputError(f"The folder {folder} has no {name}: a dataset needs nodes.csv and edges.csv.")
     nodes = folder / "nodes.csv"
-    lines = list(_lines(nodes, ("id", "label")))
-    if not lines:
+    ids: dict[str, int] = {}
+    rows, labels, splits = [], [], []
+    with np.errstate(over="ignore"):
+        for number, cells in _lines(nodes, ("id", "label")):
+            place = f"{nodes}, line {number}"
+            _add_id(place, cells.pop("id"), ids)
+            labels.append(cells.pop("label"))
+            splits.append(_split(place, cells.pop("split", None)))
+            rows.append(_features(place, cells))
+    if not rows:
         raise InputError(f"{nodes} has a header but no node.")
-    columns = [column for column in lines[0][1] if column not in ("id", "label", "split")]
-    if not columns:
-        raise InputError(f"{nodes} has no feature: it needs at least one column beside id, label and split.")
-    ids = _ids(nodes, lines)
-    x = np.array([_features(nodes, number, cells, columns) for number, cells in lines])
-    y, classes = _labels(nodes, [cells["label"] for _, cells in lines])
-    masks = _masks(nodes, lines) if "split" in lines[0][1] else None
-    return clean(folder.resolve().name, x, _edges(folder / "edges.csv", ids), y, classes, masks)
+    y, classes = _labels(nodes, labels)
+    masks = {name: np.array(splits) == name for name in MASKS} if splits[0] is not None else None
+    return clean(folder.resolve().name, np.array(rows), _edges(folder / "edges.csv", ids), y, classes, masks)
 
 
-def _lines(path: Path, required: tuple[str, ...]) -> Iterator[Line]:
+def _lines(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The lines below the header: their numbers in the file, and their cells by column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -50,26 +53,31 @@ def _lines(path: Path, required: tuple[str, ...]) -> Iterator[Line]:
         raise InputError(f"{path} is not a readable CSV file in UTF-8: {error}.") from error
 
 
-def _ids(path: Path, lines: list[Line]) -> dict[str, int]:
-    ids: dict[str, int] = {}
-    for number, cells in lines:
-        if not cells["id"]:
-            raise InputError(f"{path}, line {number}: the id is empty.")
-        if cells["id"] in ids:
-            raise InputError(f"{path}, line {number}: the id '{cells['id']}' was used before; ids must be unique.")
-        ids[cells["id"]] = len(ids)
-    return ids
+def _add_id(place: str, given: str, ids: dict[str, int]) -> None:
+    if not given:
+        raise InputError(f"{place}: the id is empty.")
+    if given in ids:
+        raise InputError(f"{place}: the id '{given}' was used before; ids must be unique.")
+    ids[given] = len(ids)
 
 
-def _features(path: Path, number: int, cells: dict[str, str], columns: list[str]) -> np.ndarray:
+def _split(place: str, given: str | None) -> str | None:
+    if given not in (None, "", *MASKS):
+        raise InputError(f"{place}: the split '{given}' is not one of {', '.join(MASKS)} or empty.")
+    return given
+
+
+def _features(place: str, cells: dict[str, str]) -> NDArray[np.float32]:
+    if not cells:
+        raise InputError(f"{place}: there is no feature; at least one column is needed beside id, label and split.")
     try:
-        row = np.array([float(cells[column]) for column in columns], np.float32)
+        row = np.array([float(cell) for cell in cells.values()], np.float32)
         if np.isfinite(row).all():
             return row
     except ValueError:
-        pass
-    bad = next(column for column in columns if not _is_number(cells[column]))
-    raise InputError(f"{path}, line {number}, column {bad}: '{cells[bad]}' is not a finite number.")
+        pass  # the sentence below names the cell
+    column, cell = next((column, cell) for column, cell in cells.items() if not _is_number(cell))
+    raise InputError(f"{place}, column {column}: '{cell}' is not a finite number.")
 
 
 def _is_number(cell: str) -> bool:
@@ -91,16 +99,6 @@ def _labels(path: Path, cells: list[str]) -> tuple[Ints, int]:
     except ValueError:
         classes = {cell: place for place, cell in enumerate(sorted(found))}
     return np.array([classes.get(cell, -1) for cell in cells], np.int64), max(classes.values()) + 1
-
-
-def _masks(path: Path, lines: list[Line]) -> dict[str, Bools]:
-    for number, cells in lines:
-        if cells["split"] not in ("", *MASKS):
-            raise InputError(
-                f"{path}, line {number}: the split '{cells['split']}' is not one of {', '.join(MASKS)} or empty."
-            )
-    splits = np.array([cells["split"] for _, cells in lines])
-    return {name: splits == name for name in MASKS}
 
 
 def _edges(path: Path, ids: dict[str, int]) -> Ints:

@@ -24,9 +24,13 @@ def pack(head: dict[str, Any], tree: Any = None) -> bytes:
     """A head of plain values and a tree of tensors and numbers, as bytes."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, int | float] = {}
+    stored: set[int] = set()
     for path, leaf in leaves(tree or {}):
         if isinstance(leaf, Tensor):
-            tensors[path] = leaf.detach().cpu().contiguous()
+            tensor = leaf.detach().cpu().contiguous()
+            memory = tensor.untyped_storage().data_ptr()
+            tensors[path] = tensor.clone() if memory in stored else tensor  # safetensors refuses shared memory
+            stored.add(memory)
         else:
             numbers[path] = leaf
     # Order is part of a tree: the head lists the paths, since safetensors sorts them.
@@ -43,7 +47,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
         pairs: dict[str, Any] = {**safetensors.torch.load(data[8 + length :]), **frame["numbers"]}
         tree = None if frame["empty"] else grow({path: pairs[path] for path in frame["order"]})
         return frame["head"], tree
-    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
         raise DamagedMessage(f"not a Graft message: {error}") from error
 
 

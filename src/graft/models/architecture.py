@@ -63,8 +63,10 @@ class LayeredModel(Model):
             inputs = self.width if index else self.features
             weights[f"layer{index}"] = self.start_layer(inputs, self.width, generator)
         last = self.width if self.hidden else self.features
-        start_head = start_linear if self.head == "linear" else self.start_layer
-        weights["head"] = start_head(last, self.classes, generator)
+        if self.head == "linear":
+            weights["head"] = start_linear(last, self.classes, generator)
+        else:
+            weights["head"] = self.start_head(last, generator)
         return weights
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
@@ -93,6 +95,10 @@ class LayeredModel(Model):
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         raise NotImplementedError
+
+    def start_head(self, inputs: int, generator: torch.Generator) -> Tree:
+        """The weights of a convolutional head."""
+        return self.start_layer(inputs, self.classes, generator)
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
         """One layer without activation; `hidden` may be the fleet's sparse features."""

@@ -23,7 +23,12 @@ class GAT(LayeredModel):
     kind: ClassVar[str] = "gat"
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
-        heads = self.heads if outputs == self.width else 1
+        return self.start_attention(inputs, outputs, self.heads, generator)
+
+    def start_head(self, inputs: int, generator: torch.Generator) -> Tree:
+        return self.start_attention(inputs, self.classes, 1, generator)
+
+    def start_attention(self, inputs: int, outputs: int, heads: int, generator: torch.Generator) -> Tree:
         return Tree(
             weight=glorot(inputs, outputs, generator),
             target=glorot(heads, outputs // heads, generator),

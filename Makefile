@@ -1,0 +1,37 @@
+# `make demo` and `make test` are all a newcomer needs; both set up .venv first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-all lint bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Graft needs Python 3.11 or newer.")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch .venv/ready
+
+demo: setup
+	$(BIN)/graft run --dataset digits --clients 5 --partition random --split 5/20/75 --rounds 50 \
+		--against local,centralised --out runs/demo --overwrite
+
+test: setup lint
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: setup lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/fleet.py
+	$(BIN)/python benchmarks/scaling.py
+
+clean:
+	rm -rf .venv runs build dist

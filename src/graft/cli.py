@@ -1,0 +1,272 @@
+"""The command line: `graft run`, `resume`, `report`, `partition` and `list`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Optional, TypeVar
+
+import typer
+from rich.console import Console
+
+from graft import __version__
+from graft.errors import GraftError, InputError
+
+# Everything that needs PyTorch is imported inside the commands, so that --help and mistakes answer at once.
+
+app = typer.Typer(
+    help="Federated training of graph neural networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out_console = Console(highlight=False)
+error_console = Console(stderr=True, highlight=False)
+
+Command = TypeVar("Command", bound=Callable[..., None])
+Names = Optional[str]  # noqa: UP045  (Typer reads these at run time)
+Number = Optional[int]  # noqa: UP045
+Share = Optional[float]  # noqa: UP045
+
+
+def guarded(command: Command) -> Command:
+    """One sentence and an exit code for whatever a person can get wrong: 2 for bad input, 1 for a failed run."""
+
+    @functools.wraps(command)
+    def inner(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except GraftError as error:
+            error_console.print(f"graft: {error}", markup=False, soft_wrap=True)
+            raise typer.Exit(2 if isinstance(error, InputError) else 1) from None
+
+    return inner  # type: ignore[return-value]
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        out_console.print(f"graft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Say the version.")] = False,
+) -> None:
+    """Federated training of graph neural networks."""
+
+
+@app.command()
+@guarded
+def run(
+    file: Annotated[Optional[Path], typer.Argument(help="An experiment file (TOML); flags win over it.")] = None,  # noqa: UP045
+    method: Annotated[Names, typer.Option(help="The federated method.")] = None,
+    dataset: Annotated[Names, typer.Option(help="A name, a .npz file, or a folder with nodes.csv and edges.csv.")] = None,
+    clients: Annotated[Number, typer.Option(help="How many clients share the graph.")] = None,
+    partition: Annotated[Names, typer.Option(help="louvain, metis, random, label-skew, or a file of client ids.")] = None,
+    split: Annotated[Names, typer.Option(help="Train/validation/test percent, as 20/40/40, or own.")] = None,
+    features: Annotated[Names, typer.Option(help="raw, row, l2 or standard.")] = None,
+    models: Annotated[Names, typer.Option(help="Models by name; client k gets entry k modulo their number.")] = None,
+    width: Annotated[Number, typer.Option(help="Width of the hidden layers.")] = None,
+    dropout: Annotated[Share, typer.Option(help="Dropout between layers.")] = None,
+    head: Annotated[Names, typer.Option(help="linear or conv.")] = None,
+    rounds: Annotated[Number, typer.Option(help="Rounds of the federation.")] = None,
+    epochs: Annotated[Number, typer.Option(help="Local epochs a round.")] = None,
+    optimizer: Annotated[Names, typer.Option(help="adam or sgd.")] = None,
+    learning_rate: Annotated[Share, typer.Option(help="Step size of the local optimiser.")] = None,
+    weight_decay: Annotated[Share, typer.Option(help="L2 penalty of the local optimiser.")] = None,
+    optimizer_state: Annotated[Names, typer.Option(help="persistent or reset.")] = None,
+    weight_by: Annotated[Names, typer.Option(help="A client's vote: nodes, train or uniform.")] = None,
+    participation: Annotated[Share, typer.Option(help="Share of the clients in a round.")] = None,
+    score: Annotated[Names, typer.Option(help="Models that pick the best round: personal or global.")] = None,
+    evaluate_every: Annotated[Number, typer.Option(help="Rounds between evaluations.")] = None,
+    patience: Annotated[Number, typer.Option(help="Stop after so many evaluations without progress.")] = None,
+    seed: Annotated[Number, typer.Option(help="Seed of partition, split, weights and training.")] = None,
+    device: Annotated[Names, typer.Option(help="auto, cpu or cuda.")] = None,
+    engine: Annotated[Names, typer.Option(help="in_process or loopback.")] = None,
+    checkpoint_every: Annotated[Number, typer.Option(help="Rounds between checkpoints.")] = None,
+    set_: Annotated[Optional[list[str]], typer.Option("--set", help="A field of the method, as --set mu=0.1.")] = None,  # noqa: UP045
+    against: Annotated[Names, typer.Option(help="Run these methods too and compare, as local,centralised.")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Where the record goes; runs/... if not given.")] = None,  # noqa: UP045
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in that place.")] = False,
+) -> None:
+    """Train a federation and keep its record; without arguments, a small one on the embedded dataset."""
+    flags = {name: value for name, value in locals().items() if name not in NOT_FIELDS and value is not None}
+    from graft.experiments.experiment import make_experiment, make_method, parse_value, read_experiment
+    from graft.experiments.run import run_experiment
+
+    values = (read_experiment(file) if file else {}) | flags
+    settings = dict(values.pop("settings", {}))
+    for pair in set_ or []:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise InputError(f"--set {pair} should read --set name=value.")
+        settings[name] = parse_value(text)
+    first = make_experiment(values | {"settings": settings})
+    others = [name.strip() for name in against.split(",")] if against else []
+    experiments = [first, *(make_experiment(values | {"method": name, "settings": {}}) for name in others)]
+    for experiment in experiments:
+        make_method(experiment.method, experiment.settings)
+    place = out or Path("runs") / f"{first.method}-{Path(first.dataset).stem}-{first.clients}-{first.seed}"
+    results = []
+    for experiment in experiments:
+        where = place / experiment.method if others else place
+        with progress(experiment.rounds, experiment.method) as tell:
+            result = run_experiment(experiment, where, overwrite=overwrite, progress=tell)
+        if not result.finished:
+            out_console.print(f"Stopped after round {result.rounds[-1]['round']}; go on with: graft resume {where}")
+            raise typer.Exit(1)
+        results.append(finish(where, result.summary))
+    show_results(results, place)
+
+
+NOT_FIELDS = {"file", "set_", "against", "out", "overwrite"}
+
+
+@app.command()
+@guarded
+def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+    """Go on with a run from its last checkpoint, as if it had never stopped."""
+    from graft.experiments import run as runs
+    from graft.experiments.experiment import make_experiment, read_experiment
+    from graft.experiments.records import RunDirectory
+
+    rounds = make_experiment(read_experiment(RunDirectory(directory).experiment)).rounds
+    with progress(rounds, directory.name) as tell:
+        result = runs.resume(directory, progress=tell)
+    if not result.finished:
+        out_console.print(f"Stopped after round {result.rounds[-1]['round']}; go on with: graft resume {directory}")
+        raise typer.Exit(1)
+    show_results([finish(directory, result.summary)], directory)
+
+
+@app.command()
+@guarded
+def report(directories: Annotated[list[Path], typer.Argument(help="Run directories.")]) -> None:
+    """Compare finished runs, and write report.html into each."""
+    from graft.experiments.records import RunDirectory
+
+    runs = [found for given in directories for found in sorted({place.parent for place in given.rglob("result.json")})]
+    if not runs:
+        raise InputError(f"There is no finished run in {', '.join(map(str, directories))}.")
+    show_results([finish(place, RunDirectory(place).read_result()) for place in runs], directories[0])
+
+
+@app.command()
+@guarded
+def partition(
+    dataset: Annotated[str, typer.Argument(help="A name, a .npz file, or a folder with nodes.csv and edges.csv.")],
+    clients: Annotated[int, typer.Option(help="How many clients share the graph.")] = 5,
+    by: Annotated[str, typer.Option(help="louvain, metis, random, label-skew, or a file of client ids.")] = "louvain",
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    out: Annotated[Optional[Path], typer.Option(help="Where to save it; partitions/... if not given.")] = None,  # noqa: UP045
+) -> None:
+    """Share a graph out among clients, show what each would hold, and save it for `graft run --partition FILE`."""
+    from graft.data import cards, datasets, partitions
+    from graft.experiments.experiment import split_options
+
+    graph = datasets.load(dataset)
+    name, settings = split_options(by)
+    membership = partitions.partition(graph, clients, by=name, seed=seed, **settings)
+    card = cards.card(graph, membership, name, seed, settings)
+    place = out or Path("partitions") / f"{graph.name}-{Path(name).stem}-{clients}-{seed}.json"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        cards.save(card, membership, place)
+    except OSError as error:
+        raise InputError(f"{place} cannot be written: {error.strerror}.") from error
+    out_console.print(card_table(card))
+    lost = card["edges"]["lost"]
+    out_console.print(f"{lost} of {card['edges']['total']} edges run between clients and are lost.", highlight=False)
+    out_console.print(f"Saved as {place}, content hash {card['hash'][:16]}.", soft_wrap=True)
+
+
+@app.command(name="list")
+@guarded
+def list_names(what: Annotated[str, typer.Argument(help="methods, datasets, models or partitions.")] = "methods") -> None:
+    """Say what exists."""
+    from graft.data import datasets, partitions
+    from graft.methods import METHODS
+    from graft.models import FAMILIES, MODELS
+
+    lists: dict[str, dict[str, str]] = {
+        "methods": {name: summary(kind) for name, kind in sorted(METHODS.items())},
+        "datasets": dict.fromkeys(datasets.names(), ""),
+        "models": {name: summary(kind) for name, kind in MODELS.items()}
+        | {name: "for client 0, 1, 2, ...: " + ", ".join(models) for name, models in FAMILIES.items()},
+        "partitions": dict.fromkeys(partitions.names(), ""),
+    }
+    if what not in lists:
+        raise InputError(f"There is no list of '{what}': there are {', '.join(lists)}.")
+    for name, meaning in lists[what].items():
+        out_console.print(f"{name:14} {meaning}".rstrip(), markup=False, soft_wrap=True)
+
+
+def summary(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+@contextmanager
+def progress(rounds: int, label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar on a terminal, about ten plain lines elsewhere."""
+    if not sys.stdout.isatty():
+        every = max(1, rounds // 10)
+
+        def line(record: dict[str, Any]) -> None:
+            if record["round"] % every == 0 or record["round"] == rounds:
+                out_console.print(f"{label}: round {record['round']}/{rounds}{scores(record)}", soft_wrap=True)
+
+        yield line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[scores]}"), console=out_console) as bar:
+        task = bar.add_task(label, total=rounds, scores="")
+
+        def advance(record: dict[str, Any]) -> None:
+            shown = scores(record)
+            bar.update(task, completed=record["round"], **({"scores": shown} if shown else {}))
+
+        yield advance
+
+
+def scores(record: dict[str, Any]) -> str:
+    if "test" not in record:
+        return ""
+    return f"  validation {100 * record['validation']:.1f}  test {100 * record['test']:.1f}"
+
+
+def finish(place: Path, result: dict[str, Any]) -> dict[str, Any]:
+    from graft.experiments.report import write_report
+
+    write_report(place)
+    return result
+
+
+def show_results(results: list[dict[str, Any]], place: Path) -> None:
+    from graft.experiments.report import comparison
+
+    out_console.print(comparison(results))
+    out_console.print(f"Record and report.html: {place}", soft_wrap=True)
+
+
+def card_table(card: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"{card['dataset']}: {card['clients']} clients by {card['method']}", title_justify="left")
+    for name in ("client", "nodes", "edges", "components", "isolated", "homophily", "labels"):
+        table.add_column(name, justify="left" if name == "labels" else "right")
+    for client, row in enumerate(card["per_client"]):
+        homophily = "-" if row["homophily"] is None else f"{row['homophily']:.2f}"
+        labels = " ".join(map(str, row["labels"])) + (f" (+{row['unlabelled']} without)" if row["unlabelled"] else "")
+        counts = (client, row["nodes"], row["edges"], row["components"], row["isolated"])
+        table.add_row(*map(str, counts), homophily, labels)
+    return table
+
+
+def main() -> None:
+    app()
