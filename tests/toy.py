@@ -132,8 +132,8 @@ class Played:
         return self.engine.state()[number]
 
 
-def play(setup, rounds=2, engine=None, first=1):
-    """Play rounds as a run does, without scores and records."""
+def play(setup, rounds=2, engine=None, first=1, state=None):
+    """Play rounds as a run does, without scores and records; with `state` the server goes on from there."""
     engine = engine or InProcess(setup)
     models = setup.models
     server = Server(
@@ -144,6 +144,7 @@ def play(setup, rounds=2, engine=None, first=1):
         device=setup.device,
     )
     setup.method.start_server(server)
+    server.state = state or server.state
     traffic = Traffic()
     for number in range(first, first + rounds):
         server.round = number

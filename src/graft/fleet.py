@@ -49,8 +49,8 @@ class Fleet:
         self.seed = seed
         self.state = Tree()  # what these clients keep between steps
         self.losses: dict[str, Tensor] = {}  # last loss of every `fit` of the current step
-        self.round = 0
         self.random: Stream
+        self.looked_at_round = False
         train = labels.masks[:, 0]
         self._train_share = train / train.sum(1, keepdim=True).clamp(min=1)
         self.begin(0, "start")
@@ -76,9 +76,15 @@ class Fleet:
 
     def begin(self, round: int, step: str) -> None:
         """Start a step: from here on every random draw belongs to (run, round, client, step)."""
-        self.round = round
+        self._round = round
         self.random = stream(self.device, [seed_for(self.seed, round, client, step) for client in self.clients])
         self.losses = {}
+
+    @property
+    def round(self) -> int:
+        """The number of the round; a step that asks for it is not recorded for replay on a GPU."""
+        self.looked_at_round = True
+        return self._round
 
     def labelled_losses(self, step: str) -> list[tuple[str, Tensor]]:
         """The last losses of this step under the names that people will read."""

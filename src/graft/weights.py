@@ -88,7 +88,7 @@ def weighted_mean(models: Any, weights: Tensor) -> Any:
 def squared_distance(first: Weights, second: Weights, skip: frozenset[str] = frozenset()) -> Tensor:
     """The squared Euclidean distance between two stacked models, client by client, without the paths to skip."""
     others = dict(leaves(second))
-    parts = [(leaf - others[path]).square().flatten(1).sum(1) for path, leaf in leaves(first) if path not in skip]
+    parts = [(leaf - others[path]).square().reshape(len(leaf), -1).sum(1) for path, leaf in leaves(first) if path not in skip]
     return torch.stack(parts).sum(0)
 
 
@@ -97,7 +97,7 @@ def count_bytes(tree: Any) -> int:
     return sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))
 
 
-def check_message(tree: Any, where: str) -> None:
+def check_message(tree: Any, where: str, path: str = "") -> None:
     """Refuse anything in a message that is not a tensor or a number, so that it can cross a network."""
     if not isinstance(tree, Mapping):
         raise TypeError(f"{where} is a bare {type(tree).__name__}; a message is a tree with named fields")
@@ -106,6 +106,8 @@ def check_message(tree: Any, where: str) -> None:
         if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
             raise TypeError(f"{where} has the unusable field name {name!r}")
         if isinstance(leaf, Mapping):
-            check_message(leaf, where)
+            check_message(leaf, where, f"{path}{name}/")
         elif not isinstance(leaf, Tensor | int | float):
-            raise TypeError(f"{where} holds a {type(leaf).__name__} at '{name}'; a message may hold tensors and numbers")
+            raise TypeError(
+                f"{where} holds a {type(leaf).__name__} at '{path}{name}'; a message may hold tensors and numbers"
+            )

@@ -390,6 +390,7 @@ def test_clients_get_models_in_turn():
         ("gnc", {}, "Unknown model 'gnc': there are gcn, gat, sage"),
         ("gcn0", {}, "between 1 and 64"),
         ("gat", {"width": 6}, "6 does not divide"),
+        ("gcn1", {"head": "conv"}, "no layer left for its embedding; use gcn2"),
     ],
 )
 def test_impossible_models_are_refused(name, settings, words):

@@ -1,28 +1,29 @@
 """Where graphs come from: a name, a file, a folder or a PyG `Data`."""
 
 import difflib
+import fcntl
+import hashlib
 import inspect
+import io
 import os
-import pickle
-import urllib.request
+import socket
+import warnings
 import zipfile
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array, csr_matrix, vstack
+from scipy.sparse import csr_array
 
 from graft.data.graphs import MASKS, Features, Graph, clean, largest_component
 from graft.data.synthetic import generate
 from graft.data.tables import read_tables
 from graft.errors import InputError
 
-PLANETOID_URL = "https://github.com/kimiyoung/planetoid/raw/master/data"
-SHCHUR_URL = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
 DOWNLOAD_SECONDS = 60  # without an answer for this long, a download has failed
 DAMAGED = (
     OSError,
@@ -33,7 +34,6 @@ DAMAGED = (
     IndexError,
     AttributeError,
     UnicodeError,
-    pickle.UnpicklingError,
     zipfile.BadZipFile,
     zlib.error,
 )  # all that reading a damaged file is known to raise
@@ -60,8 +60,10 @@ def names() -> list[str]:
 
 def default_root() -> Path:
     """The folder of the datasets: GRAFT_DATA, or else a folder in the user's cache."""
-    if os.environ.get("GRAFT_DATA"):
-        return Path(os.environ["GRAFT_DATA"])
+    return Path(os.environ["GRAFT_DATA"]) if os.environ.get("GRAFT_DATA") else _cache()
+
+
+def _cache() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "graft"
 
@@ -130,13 +132,13 @@ def _sparse_parts(path: Path, arrays: dict[str, Any], wanted: str) -> csr_array:
     return x
 
 
-def from_pyg(data: Any) -> Graph:
+def from_pyg(data: Any, name: str = "pyg") -> Graph:
     """The graph of a PyG `Data`; of masks with several columns, the first."""
-    missing = [name for name in ("x", "edge_index", "y") if getattr(data, name, None) is None]
+    missing = [field for field in ("x", "edge_index", "y") if getattr(data, field, None) is None]
     if missing:
         raise InputError(f"The PyG Data lacks {' and '.join(missing)}: it needs x, edge_index and y.")
-    masks = {name: _first_column(data, attribute) for name, attribute in PYG_MASKS.items()}
-    return clean("pyg", _tensor_features(data.x), _array(data.edge_index), _array(data.y), masks=masks)
+    masks = {mask: _first_column(data, attribute) for mask, attribute in PYG_MASKS.items()}
+    return clean(name, _tensor_features(data.x), _array(data.edge_index), _array(data.y), masks=masks)
 
 
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
@@ -165,103 +167,97 @@ def _tensor_features(x: Any) -> Features:
 # Datasets with a name.
 
 
-def fetch(name: str, folder: Path, files: Iterable[str], url: str) -> None:
-    """Download the files that the folder lacks."""
-    for file in files:
-        if (folder / file).is_file():
-            continue
-        part = folder / f"{file}.part"  # a broken download must not pass for the file
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with urllib.request.urlopen(f"{url}/{file}", timeout=DOWNLOAD_SECONDS) as answer:
-                part.write_bytes(answer.read())
-            part.replace(folder / file)
-        except OSError as error:
+def pyg(title: str, kind: str, root: Path, settings: str) -> Graph:
+    """A dataset that PyG has a class for, whole, and with its public split where it has one."""
+    from torch_geometric import datasets
+
+    name = title.lower()
+    _no_settings(name, settings)
+    raw, place = root / title / "raw", _workplace(root, title)
+    try:
+        with _whole_or_nothing(place / title), _quiet():
+            data = getattr(datasets, kind)(root=str(place.absolute()), name=title)[0]
+        return from_pyg(data, name)
+    except Exception as error:  # damaged pickles and archives raise almost anything
+        if not any(folder.is_dir() and any(folder.iterdir()) for folder in (raw, place / title / "raw")):
             raise InputError(
-                f"Dataset '{name}' needs the file {file} in {folder}, and it could not be downloaded from {url} "
-                f"({error}): put it there, or let GRAFT_DATA name the folder that has {folder.parent.name}/raw."
+                f"The files of dataset '{name}' are not in {raw}, and PyG could not download them "
+                f"({type(error).__name__}: {error}): put them there, or let GRAFT_DATA name the folder that has "
+                f"{title}/raw."
             ) from error
+        processed = place / title / "processed"
+        raise _damaged(name, processed if (processed / "data.pt").is_file() else raw, error) from error
+
+
+PYG = {
+    "Cora": "Planetoid",  # with the public split of Yang et al., ICML 2016
+    "CiteSeer": "Planetoid",
+    "PubMed": "Planetoid",
+    "Photo": "Amazon",  # these four of Shchur et al., 2018, have no split
+    "Computers": "Amazon",
+    "CS": "Coauthor",
+    "Physics": "Coauthor",
+}
+
+
+def _workplace(root: Path, title: str) -> Path:
+    """The root that PyG can work in: the given one, or one in the user's cache that shows the same raw files."""
+    raw, processed = root / title / "raw", root / title / "processed"
+    if os.access(processed / "data.pt", os.R_OK) or _writable(processed):
+        return root
+    place = _cache() / hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]
+    if raw.is_dir():
+        (place / title).mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (place / title / "raw").symlink_to(raw.absolute())
+    return place
+
+
+def _writable(folder: Path) -> bool:
+    """Whether the folder can be written, or made."""
+    return os.access(next(path for path in (folder, *folder.absolute().parents) if path.exists()), os.W_OK)
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    """Let one process at a time work in a folder, and remove all that is new in it when the work fails."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network drives cannot lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        before = set(folder.rglob("*"))
+        try:
+            yield
+        except BaseException:
+            for path in sorted(set(folder.rglob("*")) - before, reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            with suppress(OSError):  # another dataset may have come into the root
+                for path in made:
+                    path.rmdir()
+            raise
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what PyG says on the terminal, and let no download wait for ever."""
+    seconds = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(DOWNLOAD_SECONDS)
+    try:
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        socket.setdefaulttimeout(seconds)
 
 
 def _damaged(name: str, folder: Path, error: Exception) -> InputError:
     return InputError(
-        f"The files of dataset '{name}' in {folder} are damaged ({type(error).__name__}: {error}): delete them, so "
-        f"that they are downloaded again, or put good ones there."
+        f"The files of dataset '{name}' in {folder} cannot be used and may be damaged ({type(error).__name__}: {error}): "
+        f"delete them, so that they are downloaded or made again, or put good ones there."
     )
-
-
-def planetoid(title: str, root: Path, settings: str) -> Graph:
-    """Cora, CiteSeer or PubMed with its public split (Yang et al., ICML 2016), read as PyG reads it."""
-    name, folder = title.lower(), root / title / "raw"
-    _no_settings(name, settings)
-    parts = ("allx", "tx", "ally", "ty", "graph", "y")
-    fetch(name, folder, [f"ind.{name}.{part}" for part in (*parts, "test.index")], PLANETOID_URL)
-    try:
-        allx, tx, ally, ty, neighbours, y = (_unpickle(folder / f"ind.{name}.{part}") for part in parts)
-        listed = np.array((folder / f"ind.{name}.test.index").read_text().split(), np.int64)
-        # The last rows belong to the nodes that test.index lists, in that order; CiteSeer's list has gaps: nodes
-        # without features and without a label, which argmax makes class 0, as in PyG and so in published results.
-        nodes, trained = max(allx.shape[0], int(listed.max()) + 1), len(y)
-        place = np.concatenate([np.arange(allx.shape[0]), listed])
-        stacked = vstack([allx, tx]).tocoo()
-        x = csr_array((stacked.data, (place[stacked.row], stacked.col)), shape=(nodes, allx.shape[1]))
-        labels = np.zeros((nodes, ally.shape[1]))
-        labels[place] = np.concatenate([ally, ty])
-        counts = [len(ends) for ends in neighbours.values()]
-        edges = np.stack([np.repeat(list(neighbours), counts), np.concatenate(list(neighbours.values()))])
-        masks = {
-            "train": np.arange(nodes) < trained,
-            "validation": (np.arange(nodes) >= trained) & (np.arange(nodes) < trained + 500),
-            "test": np.isin(np.arange(nodes), listed),
-        }
-        return clean(name, x, edges.astype(np.int64), labels.argmax(axis=1), masks=masks)
-    except (*DAMAGED, InputError) as error:
-        raise _damaged(name, folder, error) from error
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Reads pickled arrays and dictionaries, and refuses anything that could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What the pickle may name, by its last module and name: Python 2 and 3 spell the rest differently."""
-        spelled = module.strip("_").rpartition(".")[2].strip("_"), name
-        if spelled not in PICKLED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return PICKLED[spelled]
-
-
-PICKLED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-    ("csr", "csr_matrix"): csr_matrix,
-    ("collections", "defaultdict"): defaultdict,
-    ("builtin", "list"): list,
-    ("builtins", "list"): list,
-}
-
-
-def _unpickle(path: Path) -> Any:
-    with path.open("rb") as file:
-        return _ArraysOnly(file, encoding="latin1").load()
-
-
-def shchur(title: str, file: str, root: Path, settings: str) -> Graph:
-    """An Amazon or Coauthor graph (Shchur et al., 2018), whole, with features made binary as PyG makes them."""
-    name, folder = title.lower(), root / title / "raw"
-    _no_settings(name, settings)
-    fetch(name, folder, [file], SHCHUR_URL)
-    try:
-        with (folder / file).open("rb") as content, np.load(content, allow_pickle=False) as arrays:
-            attributes, links = (
-                csr_array(tuple(arrays[f"{kind}_{part}"] for part in ("data", "indices", "indptr")), shape=shape)
-                for kind, shape in (("attr", tuple(arrays["attr_shape"])), ("adj", tuple(arrays["adj_shape"])))
-            )
-            labels = arrays["labels"]
-        attributes.data = (attributes.data > 0).astype(np.float32)
-        return clean(name, attributes, np.stack(links.nonzero()), labels)
-    except (*DAMAGED, InputError) as error:
-        raise _damaged(name, folder, error) from error
 
 
 def digits(root: Path, settings: str) -> Graph:  # noqa: ARG001
@@ -339,13 +335,7 @@ WORDS = {int: "whole number", float: "number"}
 
 DATASETS: dict[str, Callable[[Path, str], Graph]] = {
     "digits": digits,
-    "cora": partial(planetoid, "Cora"),
-    "citeseer": partial(planetoid, "CiteSeer"),
-    "pubmed": partial(planetoid, "PubMed"),
-    "photo": partial(shchur, "Photo", "amazon_electronics_photo.npz"),
-    "computers": partial(shchur, "Computers", "amazon_electronics_computers.npz"),
-    "cs": partial(shchur, "CS", "ms_academic_cs.npz"),
-    "physics": partial(shchur, "Physics", "ms_academic_phy.npz"),
+    **{title.lower(): partial(pyg, title, kind) for title, kind in PYG.items()},
     "ogbn-arxiv": arxiv,
     "synthetic": synthetic,
 }

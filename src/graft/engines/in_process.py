@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graft.engines.capture import Recorder, given
 from graft.engines.setup import Setup, StepFailed
 from graft.exchange import Replies, check_reply
 from graft.fleet import Fleet, group_clients
 from graft.method import find_step
-from graft.weights import Tree, leaves, map_tree, spread, stack, take
+from graft.weights import Tree, leaves, map_tree, stack, take
 
 
 class InProcess:
@@ -28,6 +29,9 @@ class InProcess:
             setup.method.start_client(fleet)
             # Initial weights are one tensor seen by all clients; from here on each client has its own.
             fleet.state = map_tree(torch.Tensor.contiguous, fleet.state)
+        # Your own modules may do anything, so only steps of native models are recorded.
+        fast = setup.device.type == "cuda" and setup.record
+        self._recorders = {id(fleet): Recorder() for fleet in self.fleets if fast and fleet.model.stackable}
 
     def members(self) -> list[int]:
         return self._setup.clients
@@ -62,14 +66,14 @@ class InProcess:
             fleet = whole.select(chosen)
             fleet.state = take(whole.state, torch.tensor(chosen, device=whole.device))
         fleet.begin(round, step)
-        arguments = []
-        if each is not None:
-            received = stack([each[client] for client in fleet.clients])
-            arguments.append(map_tree(lambda leaf: leaf.to(fleet.device), received))
-        elif message is not None:
-            arguments.append(spread(message, len(fleet.clients), fleet.device))
         try:
-            reply = function(fleet, *arguments)
+            if each is not None:
+                received = stack([each[client] for client in fleet.clients])
+                reply = function(fleet, map_tree(lambda leaf: leaf.to(fleet.device), received))
+            elif everyone and id(whole) in self._recorders:
+                reply = self._recorders[id(whole)].run(function, fleet, step, message)
+            else:
+                reply = function(fleet, *given(message, fleet))
             check_reply(reply, len(fleet.clients), f"step '{step}'")
         except (KeyboardInterrupt, StepFailed):
             raise

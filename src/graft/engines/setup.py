@@ -27,6 +27,7 @@ class Setup:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     participation: float = 1.0
+    record: bool = True  # on a GPU, replay whole steps as CUDA graphs
     groups: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
 
     @property
