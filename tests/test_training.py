@@ -26,7 +26,7 @@ def make_weights(clients=3, seed=0):
 def bowl(weights, targets=TARGETS):
     """A loss with another minimum for every client, and curved, so that no two gradients are the same."""
     rows = (weights.layer.weight.sum(1) + weights.bias) * weights.scale.unsqueeze(1) - targets.unsqueeze(1)
-    return (rows.square() + 0.1 * rows.pow(4)).sum(1)
+    return (0.1 * rows.square() + rows.cos()).sum(1)
 
 
 def by_hand(weights, client, epochs, optimizer=torch.optim.Adam, state=None, **settings):
@@ -45,10 +45,10 @@ def by_hand(weights, client, epochs, optimizer=torch.optim.Adam, state=None, **s
 
 
 OPTIMISERS = {
-    "adam": (torch.optim.Adam, dict(learning_rate=0.05, weight_decay=0.0)),
-    "adam with decay": (torch.optim.Adam, dict(learning_rate=0.05, weight_decay=0.1)),
-    "sgd": (torch.optim.SGD, dict(learning_rate=0.01, weight_decay=0.0)),
-    "sgd with decay": (torch.optim.SGD, dict(learning_rate=0.01, weight_decay=0.1)),
+    "adam": (torch.optim.Adam, {"learning_rate": 0.05, "weight_decay": 0.0}),
+    "adam with decay": (torch.optim.Adam, {"learning_rate": 0.05, "weight_decay": 0.1}),
+    "sgd": (torch.optim.SGD, {"learning_rate": 0.01, "weight_decay": 0.0}),
+    "sgd with decay": (torch.optim.SGD, {"learning_rate": 0.01, "weight_decay": 0.1}),
 }
 
 
@@ -134,7 +134,7 @@ def test_clients_with_fewer_steps_keep_their_own_bias_correction():
 
 
 def test_clients_that_sit_out_rounds_train_as_they_would_alone():
-    settings = dict(participation=0.67, epochs=2, learning_rate=0.05)
+    settings = {"participation": 0.67, "epochs": 2, "learning_rate": 0.05}
     setup = toy_setup(FedAvg(), **settings)
     fleet, alone = play(setup, rounds=4), play(setup, rounds=4, engine=InProcess(setup, alone=True))
     steps = [int(fleet.client(number).optimizer.model.steps) for number in range(3)]

@@ -3,6 +3,7 @@
 The last node of every client is isolated, and the last client of three never sees the last class.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,9 +38,7 @@ def toy_graph(nodes=12, seed=0, sparse=False, edgeless=False, missing=None):
     if missing is not None:
         y[y == missing] = (missing + 1) % CLASSES
     part = np.arange(nodes) % 5
-    return replace(
-        clean("toy", x, edges, y, CLASSES), train=part <= 1, validation=part == 2, test=part >= 3
-    )
+    return replace(clean("toy", x, edges, y, CLASSES), train=part <= 1, validation=part == 2, test=part >= 3)
 
 
 def toy_graphs(clients=3, sizes=SIZES, sparse=False):
@@ -62,7 +61,7 @@ def toy_federation(clients=3, sizes=SIZES, sparse=False, crossing=6):
     edges = [place[part.edges + offset] for part, offset in zip(parts, offsets, strict=False)]
     if clients > 1:
         starts = [random.integers(offsets[c], offsets[c + 1] - 1, crossing) for c in range(clients)]
-        edges += [place[np.stack([one, other])] for one, other in zip(starts, starts[1:], strict=False)]
+        edges += [place[np.stack([one, other])] for one, other in itertools.pairwise(starts)]
 
     def whole(pieces):
         pieces = np.concatenate(pieces)
@@ -180,7 +179,5 @@ def same(first, second):
     """Whether two trees are equal bit for bit, in their order too."""
     one, other = list(leaves(first)), list(leaves(second))
     return [path for path, _ in one] == [path for path, _ in other] and all(
-        mine.dtype == yours.dtype and torch.equal(mine, yours)
-        for (_, mine), (_, yours) in zip(one, other, strict=True)
+        mine.dtype == yours.dtype and torch.equal(mine, yours) for (_, mine), (_, yours) in zip(one, other, strict=True)
     )
-

@@ -88,7 +88,9 @@ def weighted_mean(models: Any, weights: Tensor) -> Any:
 def squared_distance(first: Weights, second: Weights, skip: frozenset[str] = frozenset()) -> Tensor:
     """The squared Euclidean distance between two stacked models, client by client, without the paths to skip."""
     others = dict(leaves(second))
-    parts = [(leaf - others[path]).square().reshape(len(leaf), -1).sum(1) for path, leaf in leaves(first) if path not in skip]
+    parts = [
+        (leaf - others[path]).square().reshape(len(leaf), -1).sum(1) for path, leaf in leaves(first) if path not in skip
+    ]
     return torch.stack(parts).sum(0)
 
 

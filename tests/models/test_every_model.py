@@ -13,6 +13,7 @@ from graft.errors import InputError
 from graft.fleet import build_fleet, initial
 from graft.methods.local import Local
 from graft.models import assign_models, build_model
+from graft.randomness import stream
 from graft.training import Training
 from graft.weights import leaves, take
 from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
@@ -240,10 +241,9 @@ def test_fleet_of_three_trains_as_three_fleets_of_one(case, dropout):
         alone.begin(1, "train")
         own = alone.fit(take(start, slice(client, client + 1)), loss_of(alone))
         assert gap(take(own, 0), take(together, client)) < 1e-5
-        alone.state.clear()
-        alone.begin(2, "train")  # another round has other dropout, and only then other weights
-        later = alone.fit(take(start, slice(client, client + 1)), loss_of(alone))
-        assert same(later, own) == (dropout == 0)
+    fleet.state.clear()
+    fleet.begin(2, "train")  # another round has other dropout, and only then other weights
+    assert same(fleet.fit(start, loss_of(fleet)), together) == (dropout == 0)
 
 
 def test_one_clients_features_change_only_its_own_output(layout):
@@ -268,15 +268,20 @@ def test_a_selection_of_a_fleet_predicts_as_the_whole(case):
     assert not torch.allclose(some, whole[[0, 2]])
 
 
-def test_dropout_is_off_without_a_random_stream_and_never_touches_the_embedding_alone():
-    fleet = make_fleet("mlp", dropout=0.5, graphs=[toy_graph(12)])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.75])
+def test_dropout_keeps_the_mean_by_enlarging_what_is_left(rate):
+    model = build_model("gcn", 6, CLASSES, dropout=rate)
+    dropped = model.drop(torch.ones(2, 500, 64), stream(CPU, [1, 2]))
+    assert torch.allclose(dropped[dropped != 0], torch.tensor(1 / (1 - rate)))
+    assert float(dropped.mean()) == pytest.approx(1, abs=4 * (rate / (1 - rate) / dropped.numel()) ** 0.5)
+    assert torch.equal(model.drop(torch.ones(2, 5, 64), None), torch.ones(2, 5, 64))
+
+
+def test_embedding_is_taken_before_dropout():
+    fleet = make_fleet("mlp1", dropout=0.5, graphs=[toy_graph(12)])
     weights = random_weights(fleet.model)
-    quiet = fleet.predict(weights)
-    assert torch.equal(quiet.logits, fleet.predict(weights).logits)
-    one_layer = make_fleet("mlp1", dropout=0.5, graphs=[toy_graph(12)])
-    weights = random_weights(one_layer.model)
-    noisy, quiet = one_layer.forward(weights), one_layer.predict(weights)
-    assert torch.equal(noisy.embedding, quiet.embedding)  # the embedding is taken before dropout
+    noisy, quiet = fleet.forward(weights), fleet.predict(weights)
+    assert torch.equal(noisy.embedding, quiet.embedding)
     assert not torch.equal(noisy.logits, quiet.logits)
 
 

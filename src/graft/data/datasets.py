@@ -173,13 +173,14 @@ def pyg(title: str, kind: str, root: Path, settings: str) -> Graph:
 
     name = title.lower()
     _no_settings(name, settings)
-    raw, place = root / title / "raw", _workplace(root, title)
+    raw, place = root / title / "raw", root
     try:
+        place = _workplace(root, title)
         with _whole_or_nothing(place / title), _quiet():
             data = getattr(datasets, kind)(root=str(place.absolute()), name=title)[0]
         return from_pyg(data, name)
     except Exception as error:  # damaged pickles and archives raise almost anything
-        if not any(folder.is_dir() and any(folder.iterdir()) for folder in (raw, place / title / "raw")):
+        if not any(os.access(folder, os.R_OK) and any(folder.iterdir()) for folder in (raw, place / title / "raw")):
             raise InputError(
                 f"The files of dataset '{name}' are not in {raw}, and PyG could not download them "
                 f"({type(error).__name__}: {error}): put them there, or let GRAFT_DATA name the folder that has "
@@ -206,7 +207,7 @@ def _workplace(root: Path, title: str) -> Path:
     if os.access(processed / "data.pt", os.R_OK) or _writable(processed):
         return root
     place = _cache() / hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]
-    if raw.is_dir():
+    if os.access(raw, os.R_OK):
         (place / title).mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             (place / title / "raw").symlink_to(raw.absolute())
@@ -215,7 +216,8 @@ def _workplace(root: Path, title: str) -> Path:
 
 def _writable(folder: Path) -> bool:
     """Whether the folder can be written, or made."""
-    return os.access(next(path for path in (folder, *folder.absolute().parents) if path.exists()), os.W_OK)
+    present = (path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+    return os.access(next(present), os.W_OK)
 
 
 @contextmanager
@@ -255,8 +257,8 @@ def _quiet() -> Iterator[None]:
 
 def _damaged(name: str, folder: Path, error: Exception) -> InputError:
     return InputError(
-        f"The files of dataset '{name}' in {folder} cannot be used and may be damaged ({type(error).__name__}: {error}): "
-        f"delete them, so that they are downloaded or made again, or put good ones there."
+        f"The files of dataset '{name}' in {folder} cannot be used and may be damaged ({type(error).__name__}: "
+        f"{error}): delete them, so that they are downloaded or made again, or put good ones there."
     )
 
 

@@ -176,7 +176,7 @@ def adjacency(nodes: int, edges: Ints) -> csr_array:
     """The adjacency matrix of sorted edges."""
     starts = np.zeros(nodes + 1, np.int64)
     np.cumsum(np.bincount(edges[0], minlength=nodes), out=starts[1:])
-    return csr_array((np.ones(edges.shape[1], np.int8), edges[1], starts), shape=(nodes, nodes))
+    return csr_array((np.ones(edges.shape[1], np.int8), np.ascontiguousarray(edges[1]), starts), shape=(nodes, nodes))
 
 
 def subgraph(graph: Graph, nodes: ArrayLike) -> Graph:

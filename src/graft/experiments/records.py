@@ -117,8 +117,15 @@ class RunDirectory:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         save_file(tensors, new / "state.safetensors")
-        facts = {"format": FORMAT, "round": checkpoint.round, "clients": len(checkpoint.clients), "numbers": numbers}
-        write_text(new / "checkpoint.json", json.dumps({**facts, "facts": checkpoint.facts}, indent=1))
+        about = {
+            "format": FORMAT,
+            "round": checkpoint.round,
+            "clients": len(checkpoint.clients),
+            "numbers": numbers,
+            "order": [path for path, _ in leaves(everyone)],  # safetensors sorts, and order is part of a tree
+            "facts": checkpoint.facts,
+        }
+        write_text(new / "checkpoint.json", json.dumps(about) + "\n")
         shutil.rmtree(old, ignore_errors=True)
         if now.exists():
             now.rename(old)
@@ -132,12 +139,13 @@ class RunDirectory:
         if not folder.exists():
             raise InputError(f"{self.path} holds no checkpoint to resume from.")
         try:
-            facts = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-            if facts["format"] != FORMAT:
-                raise ValueError(f"its format is {facts['format']!r}, not {FORMAT!r}")
-            state = grow({**load_file(folder / "state.safetensors"), **facts["numbers"]})
-            clients = {client: state.get(f"client{client}", Tree()) for client in range(facts["clients"])}
-            return Checkpoint(facts["round"], state.get("server", Tree()), clients, facts["facts"])
+            about = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise ValueError(f"its format is {about['format']!r}, not {FORMAT!r}")
+            values = {**load_file(folder / "state.safetensors"), **about["numbers"]}
+            state = grow({path: values[path] for path in about["order"]})
+            clients = {client: state.get(f"client{client}", Tree()) for client in range(about["clients"])}
+            return Checkpoint(about["round"], state.get("server", Tree()), clients, about["facts"])
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise InputError(f"The checkpoint in {folder} is damaged or not Graft's: {error}.") from error
 

@@ -46,7 +46,7 @@ def build_model(model: str | nn.Module | Model, features: int, classes: int, **s
         raise InputError(f"Model '{model}' asks for {depth} layers; between 1 and 64 are possible.")
     built = MODELS[match[1]](features, classes, depth=depth, **settings)
     if built.hidden == 0:
-        raise InputError(f"Model '{model}' with a convolutional head has no layer left for its embedding; use {match[1]}2.")
+        raise InputError(f"Model '{model}' with a conv head has no layer left for its embedding; use {match[1]}2.")
     if isinstance(built, GAT) and built.width % built.heads:
         raise InputError(f"Model '{model}' shares its width among {built.heads} heads; {built.width} does not divide.")
     return built

@@ -1,0 +1,90 @@
+"""The command line as people use it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from graft import __version__
+from graft.cli import app
+from graft.methods import METHODS
+
+SMALL = ["--dataset", "synthetic:nodes=120,degree=6,classes=3,features=8", "--clients", "3", "--rounds", "3"]
+
+
+def call(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_version_and_lists():
+    assert __version__ in call("--version")
+    assert all(name in call("list", "methods") for name in METHODS)
+    assert "digits" in call("list", "datasets")
+    assert "architectures" in call("list", "models")
+    assert "label-skew" in call("list", "partitions")
+
+
+def test_run_without_arguments_trains_on_the_embedded_dataset(elsewhere):
+    assert "digits" in call("run", "--rounds", "2")
+    result = json.loads((elsewhere / "runs" / "fedavg-digits-5-0" / "result.json").read_text())
+    assert result["dataset"] == "digits"
+
+
+def test_flags_win_over_the_file_and_the_record_repeats_the_run(elsewhere):
+    (elsewhere / "my.toml").write_text(
+        'method = "fedprox"\ndataset = "synthetic:nodes=120,degree=6,classes=3,features=8"\n'
+        "clients = 3\nrounds = 9\n\n[settings]\nmu = 0.5\n"
+    )
+    call("run", "my.toml", "--rounds", "2", "--set", "mu=0.25", "--out", "first")
+    kept = (elsewhere / "first" / "experiment.toml").read_text()
+    assert "rounds = 2" in kept
+    assert "mu = 0.25" in kept
+    call("run", "first/experiment.toml", "--out", "second")
+    first, second = (json.loads((elsewhere / name / "result.json").read_text()) for name in ("first", "second"))
+    assert first["accuracy"] == second["accuracy"]
+
+
+def test_methods_are_compared_in_one_table(elsewhere):
+    output = call("run", *SMALL, "--against", "local,centralised", "--out", "demo")
+    assert all(name in output for name in ("fedavg", "local", "centralised", "own models", "global model"))
+    assert {place.name for place in (elsewhere / "demo").iterdir()} == {"fedavg", "local", "centralised"}
+
+
+def test_report_joins_seeds_into_mean_and_deviation(elsewhere):
+    for seed in range(3):
+        call("run", *SMALL, "--seed", seed, "--out", f"runs/{seed}")
+    output = call("report", "runs")
+    assert "±" in output
+    assert "3 seeds" in output
+    page = (elsewhere / "runs" / "0" / "report.html").read_text()
+    assert "<svg" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_partition_prints_a_card_and_saves_what_run_can_use(elsewhere):
+    output = call("partition", SMALL[1], "--clients", "3", "--by", "louvain:resolution=2", "--out", "p.json")
+    assert "homophily" in output
+    assert "content hash" in output
+    saved = json.loads((elsewhere / "p.json").read_text())
+    assert saved["options"] == {"resolution": 2}
+    call("run", *SMALL, "--partition", "p.json", "--out", "run")
+    used = json.loads((elsewhere / "run" / "partition.json").read_text())
+    assert used["membership"] == saved["membership"]
+    assert used["hash"] == saved["hash"]
+
+
+def test_loopback_gives_the_same_answer(elsewhere):
+    for engine in ("in_process", "loopback"):
+        call("run", *SMALL, "--engine", engine, "--device", "cpu", "--out", engine)
+    here, there = (json.loads((elsewhere / name / "result.json").read_text()) for name in ("in_process", "loopback"))
+    assert here["accuracy"] == pytest.approx(there["accuracy"], abs=1e-6)
+    assert here["communication"] == there["communication"]
