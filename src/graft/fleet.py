@@ -77,6 +77,7 @@ class Fleet:
     def begin(self, round: int, step: str) -> None:
         """Start a step: from here on every random draw belongs to (run, round, client, step)."""
         self._round = round
+        self.looked_at_round = False
         self.random = stream(self.device, [seed_for(self.seed, round, client, step) for client in self.clients])
         self.losses = {}
 

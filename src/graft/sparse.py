@@ -6,6 +6,7 @@ Products never build a tensor of shape edges by width, forwards or backwards. On
 
 from __future__ import annotations
 
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -69,10 +70,17 @@ class BlockSparse:
     def _csr(self) -> Tensor:
         values = torch.ones_like(self.columns, dtype=torch.float32) if self.values is None else self.values
         size = (self.blocks * self.rows, self.blocks * self.width)
-        return torch.sparse_csr_tensor(self.starts, self.columns, values, size=size, check_invariants=False)
+        return csr(self.starts, self.columns, values, size)
+
+    @cached_property
+    def folded(self) -> BlockSparse:
+        """The blocks on top of each other instead of along a diagonal."""
+        return BlockSparse(self.starts, self.columns % self.width, self.values, 1, (self.blocks * self.rows, self.width))
 
     def times(self, dense: Tensor) -> Tensor:
         """The product with [blocks, width, d], without gradient."""
+        if self.blocks > 1 and dense.stride(0) == 0:  # the same for every block: no need to write it out
+            return self.folded.times(dense[:1]).view(self.blocks, self.rows, -1)
         flat = dense.reshape(self.blocks * self.width, -1)
         if self.entries == 0:
             return flat.new_zeros(self.blocks, self.rows, flat.shape[1])
@@ -120,6 +128,13 @@ class BlockSparse:
         """Sums of one value an entry over each row, flat."""
         ones = values.new_ones(self.blocks, self.width, 1)
         return self.with_values(values).times(ones).flatten()
+
+
+def csr(starts: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+    """PyTorch's own sparse tensor, without its warnings: the patterns here are right by construction."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse")
+        return torch.sparse_csr_tensor(starts, columns, values, size=size, check_invariants=False)
 
 
 class _Product(torch.autograd.Function):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from graft.engines.in_process import InProcess
+from graft.method import step
 from graft.methods import METHODS
 from graft.weights import map_tree
 from tests.toy import gap, play, toy_setup
@@ -23,7 +24,7 @@ def test_replayed_rounds_equal_plain_ones(models, sparse):
     setup = toy_setup(METHODS["fedavg"](), models=models, sparse=sparse, dropout=0.5)
     setup = replace(setup, device=torch.device("cuda"))
     replayed = play(setup, rounds=5)
-    assert any(recorder._recorded for recorder in replayed.engine._recorders.values())
+    assert any(recorder.recordings for recorder in replayed.engine._recorders.values())
     plain = play(replace(setup, record=False), rounds=5)
     for client in range(3):
         assert gap(replayed.client(client), plain.client(client)) < 1e-5
@@ -48,7 +49,25 @@ def test_a_step_that_looks_at_the_round_is_not_recorded():
 
     setup = replace(toy_setup(Looks()), device=torch.device("cuda"))
     played = play(setup, rounds=5)
-    assert not any(recorder._recorded for recorder in played.engine._recorders.values())
+    assert not any(recorder.recordings for recorder in played.engine._recorders.values())
+
+
+def test_state_that_moves_between_fields_is_replayed_in_order():
+    class Remembers(METHODS["fedavg"]):
+        def start_client(self, fleet):
+            super().start_client(fleet)
+            fleet.state.before = fleet.initial()
+
+        @step
+        def train(self, fleet, model):
+            older = fleet.state.before
+            fleet.state.before = fleet.state.model
+            return super().train(fleet, model) | {"older": older}
+
+    setup = replace(toy_setup(Remembers()), device=torch.device("cuda"))
+    replayed, plain = play(setup, rounds=6), play(replace(setup, record=False), rounds=6)
+    assert gap(replayed.client(0), plain.client(0)) < 1e-5
+    assert gap(replayed.client(0).before, replayed.client(0).model) > 1e-4
 
 
 def test_what_a_replay_returned_is_not_overwritten_by_the_next():

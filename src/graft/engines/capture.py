@@ -9,6 +9,7 @@ will overwrite. Everything Python decides while a step is recorded stays decided
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,61 +21,74 @@ from graft.weights import Tree, leaves, map_tree, spread
 
 
 class Recorder:
-    """The recorded steps of one fleet."""
+    """The recorded steps of one fleet, and the fixed buffers that hold its state from then on."""
 
     def __init__(self) -> None:
         self._seen: set[Any] = set()
-        self._recorded: dict[Any, Recording] = {}
+        self._never: set[str] = set()
+        self._states: dict[Any, Tree] = {}
+        self.recordings: dict[Any, Recording] = {}
 
     def run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Any) -> Any:
         """Run a step: plainly the first time, recorded the second, replayed from then on."""
         # The first run may create state (optimisers); only what stays the same from call to call can be replayed.
-        key = (step, shape_of(message), shape_of(fleet.state))
-        recording = self._recorded.get(key)
-        if recording is not None:
-            return recording.replay(fleet, message)
-        if key in self._seen and not fleet.looked_at_round:
-            recording = self._recorded[key] = Recording(function, fleet, message)
-            return recording.replay(fleet, message)
+        shape = shape_of(fleet.state)
+        key = (step, shape_of(message), shape)
+        if key in self.recordings:
+            return self.recordings[key].replay(fleet, message)
+        if key in self._seen and step not in self._never:
+            if shape not in self._states:
+                self._states[shape] = map_tree(torch.clone, fleet.state)
+            self.recordings[key] = Recording(function, fleet, self._states[shape], message)
+            return self.recordings[key].replay(fleet, message)
         self._seen.add(key)
-        return function(fleet, *given(message, fleet))
+        reply = function(fleet, *given(message, fleet))
+        if fleet.looked_at_round:
+            self._never.add(step)
+        return reply
 
 
 class Recording:
     """One step as a CUDA graph."""
 
-    def __init__(self, function: Callable[..., Any], fleet: Fleet, message: Any) -> None:
+    def __init__(self, function: Callable[..., Any], fleet: Fleet, state: Tree, message: Any) -> None:
+        self.state = state
         self.message = None if message is None else map_tree(lambda leaf: held(leaf, fleet), message)
-        self.state = map_tree(torch.clone, fleet.state)
         self.keys = fleet.random.keys.clone()
-        before, keys = fleet.state, fleet.random
-        warm_up = torch.cuda.Stream()
-        warm_up.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up):  # libraries set themselves up on the first call, which cannot be recorded
-            self._call(function, fleet)
-        torch.cuda.current_stream().wait_stream(warm_up)
+        before, random = fleet.state, fleet.random
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.reply = self._call(function, fleet)
-            self.after, self.losses = fleet.state, fleet.losses
-        fleet.state, fleet.random = before, keys
-
-    def _call(self, function: Callable[..., Any], fleet: Fleet) -> Any:
-        # Trees are copied, tensors are not: the optimiser works in place on the fixed buffers.
-        fleet.state = map_tree(lambda leaf: leaf, self.state)
-        fleet.random, fleet.losses = Stream(self.keys), {}
-        return function(fleet, *given(self.message, fleet))
+        with torch.cuda.graph(self.graph, stream=side_stream()):
+            fleet.state = shallow(state)  # optimisers work in place on the fixed buffers
+            fleet.random, fleet.losses = Stream(self.keys), {}
+            reply = function(fleet, *given(self.message, fleet))
+            # What is read from a fixed buffer must be safe before anything is written into one.
+            fixed = {leaf.data_ptr() for _, leaf in leaves(state)}
+            self.reply = map_tree(lambda leaf: leaf.clone() if leaf.data_ptr() in fixed else leaf, reply)
+            changed = [(into, leaf) for into, leaf in paired(state, fleet.state) if leaf is not into]
+            changed = [(into, leaf.clone() if leaf.data_ptr() in fixed else leaf) for into, leaf in changed]
+            copy_all(changed)
+            self.losses = fleet.losses
+        fleet.state, fleet.random = before, random
 
     def replay(self, fleet: Fleet, message: Any) -> Any:
         pairs = [(self.keys, fleet.random.keys), *paired(self.state, fleet.state)]
         if message is not None:
             pairs += paired(self.message, map_tree(lambda leaf: held(leaf, fleet), message))
-        moved = [(into, out) for into, out in pairs if into is not out]
-        torch._foreach_copy_([into for into, _ in moved], [out for _, out in moved])
+        copy_all([(into, leaf) for into, leaf in pairs if leaf is not into])
         self.graph.replay()
-        fleet.state = map_tree(lambda leaf: leaf, self.after)
+        fleet.state = shallow(self.state)
         fleet.losses = {name: loss.clone() for name, loss in self.losses.items()}
         return map_tree(torch.clone, self.reply)
+
+
+@lru_cache(maxsize=1)
+def side_stream() -> torch.cuda.Stream:
+    """The stream that all recording happens on, with the libraries already set up for it."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+    torch.cuda.current_stream().wait_stream(stream)
+    return stream
 
 
 def given(message: Any, fleet: Fleet) -> list[Any]:
@@ -86,8 +100,18 @@ def held(leaf: Any, fleet: Fleet) -> Tensor:
     return torch.as_tensor(leaf, device=fleet.device)
 
 
+def shallow(tree: Tree) -> Tree:
+    return map_tree(lambda leaf: leaf, tree)  # type: ignore[no-any-return]
+
+
 def paired(first: Tree, second: Tree) -> list[tuple[Tensor, Tensor]]:
-    return [(one, two) for (_, one), (_, two) in zip(leaves(first), leaves(second), strict=True)]
+    others = dict(leaves(second))
+    return [(leaf, others[path]) for path, leaf in leaves(first)]
+
+
+def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    if pairs:
+        torch._foreach_copy_([into for into, _ in pairs], [leaf for _, leaf in pairs])
 
 
 def shape_of(tree: Any) -> Any:
