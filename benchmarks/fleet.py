@@ -28,7 +28,7 @@ from graft.data.graphs import Graph
 from graft.engines.in_process import InProcess
 from graft.engines.setup import Setup
 from graft.evaluation import accuracy
-from graft.exchange import Clients, Server, Traffic
+from graft.exchange import Clients, Request, Server, Traffic
 from graft.methods.fedavg import FedAvg
 from graft.models import build_model
 
@@ -105,7 +105,7 @@ class OneFleet:
         self.engine = InProcess(self.setup)
         self.server = Server(model, self.setup.models, len(graphs), 0, device)
         method.start_server(self.server)
-        counted = self.engine.ask("count", 0, self.engine.members(), None, None)
+        counted = self.engine.ask(Request("count", 0, self.engine.members()))
         self.totals, self.nodes = counted.totals, counted.nodes
         self.number = 0
 
@@ -114,8 +114,8 @@ class OneFleet:
         self.server.round = self.number
         everyone = self.engine.members()
         self.setup.method.round(self.server, Clients(self.engine, self.number, everyone, Traffic()))
-        own = self.engine.ask("score", self.number, everyone, None, None)
-        common = self.engine.ask("score_shared", self.number, everyone, self.server.state.model, None)
+        own = self.engine.ask(Request("score", self.number, everyone))
+        common = self.engine.ask(Request("score_shared", self.number, everyone, self.server.state.model))
         scores = [accuracy(reply.correct, self.totals, self.nodes).mean("test") for reply in (own, common)]
         return scores[0], scores[1]
 
@@ -180,8 +180,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = []
-    print(f"{'dataset':10}{'clients':>8}{'loop ms':>10}{'fleet ms':>10}{'ratio':>8}{'loop MB':>9}{'fleet MB':>9}"
-          f"{'memory':>8}   accuracy own/global: loop, fleet")
+    print(
+        f"{'dataset':10}{'clients':>8}{'loop ms':>10}{'fleet ms':>10}{'ratio':>8}{'loop MB':>9}{'fleet MB':>9}"
+        f"{'memory':>8}   accuracy own/global: loop, fleet"
+    )
     for dataset in options.datasets.split(","):
         for clients in map(int, options.clients.split(",")):
             row = compare(dataset, clients, options.rounds, torch.device(options.device), options.cached)
@@ -189,7 +191,9 @@ def main() -> None:
                 row[f"{side}_bytes"] = peak_memory(side, dataset, clients, options.device, options.cached)
             row["memory_ratio"] = row["fleet_bytes"] / row["loop_bytes"]
             rows.append(row)
-            pairs = [" / ".join(f"{100 * value:.1f}" for value in row[f"{side}_accuracy"]) for side in ("loop", "fleet")]
+            pairs = [
+                " / ".join(f"{100 * value:.1f}" for value in row[f"{side}_accuracy"]) for side in ("loop", "fleet")
+            ]
             print(
                 f"{dataset:10}{clients:8}{row['loop_ms']:10.1f}{row['fleet_ms']:10.2f}{row['ratio']:8.1f}"
                 f"{row['loop_bytes'] / 1e6:9.0f}{row['fleet_bytes'] / 1e6:9.0f}{row['memory_ratio']:8.2f}   "

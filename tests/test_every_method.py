@@ -33,9 +33,9 @@ class Watched(InProcess):
         super().__init__(setup)
         self.down, self.up = [], []
 
-    def ask(self, step, round, clients, message, each):
-        replies = super().ask(step, round, clients, message, each)
-        self.down += [message] if each is None else list(each.values())
+    def ask(self, request):
+        replies = super().ask(request)
+        self.down += [request.message] if request.each is None else list(request.each.values())
         self.up += [(client, replies[client]) for client in replies.clients]
         return replies
 
@@ -46,7 +46,9 @@ def test_two_rounds_change_every_clients_model(name):
     before = InProcess(setup).state()
     after = play(setup, rounds=2).engine.state()
     for client in after:
-        changed = [path for path, leaf in leaves(before[client]) if not torch.equal(leaf, dict(leaves(after[client]))[path])]
+        changed = [
+            path for path, leaf in leaves(before[client]) if not torch.equal(leaf, dict(leaves(after[client]))[path])
+        ]
         assert changed
 
 
@@ -128,7 +130,11 @@ def test_messages_are_trees_of_tensors_and_numbers_without_raw_data(name):
     for client, reply in engine.up:
         check_message(reply, name)
         graph = setup.graphs[client]
-        raw = {"features": torch.as_tensor(graph.x), "edges": torch.as_tensor(graph.edges), "labels": torch.as_tensor(graph.y)}
+        raw = {
+            "features": torch.as_tensor(graph.x),
+            "edges": torch.as_tensor(graph.edges),
+            "labels": torch.as_tensor(graph.y),
+        }
         for secret, values in raw.items():
             if secret not in SECRETS_DECLARED.get(name, set()):
                 for _, leaf in leaves(reply):
@@ -173,7 +179,9 @@ def test_methods_look_only_at_top_level_files():
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom | ast.Import):
-                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+                modules = (
+                    [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+                )
                 for module in modules:
                     assert not module.startswith(("graft.engines", "graft.data", "graft.experiments")), file.name
 

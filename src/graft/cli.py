@@ -64,9 +64,13 @@ def options(
 def run(
     file: Annotated[Optional[Path], typer.Argument(help="An experiment file (TOML); flags win over it.")] = None,  # noqa: UP045
     method: Annotated[Names, typer.Option(help="The federated method.")] = None,
-    dataset: Annotated[Names, typer.Option(help="A name, a .npz file, or a folder with nodes.csv and edges.csv.")] = None,
+    dataset: Annotated[
+        Names, typer.Option(help="A name, a .npz file, or a folder with nodes.csv and edges.csv.")
+    ] = None,
     clients: Annotated[Number, typer.Option(help="How many clients share the graph.")] = None,
-    partition: Annotated[Names, typer.Option(help="louvain, metis, random, label-skew, or a file of client ids.")] = None,
+    partition: Annotated[
+        Names, typer.Option(help="louvain, metis, random, label-skew, or a file of client ids.")
+    ] = None,
     split: Annotated[Names, typer.Option(help="Train/validation/test percent, as 20/40/40, or own.")] = None,
     features: Annotated[Names, typer.Option(help="raw, row, l2 or standard.")] = None,
     models: Annotated[Names, typer.Option(help="Models by name; client k gets entry k modulo their number.")] = None,
@@ -186,7 +190,9 @@ def partition(
 
 @app.command(name="list")
 @guarded
-def list_names(what: Annotated[str, typer.Argument(help="methods, datasets, models or partitions.")] = "methods") -> None:
+def list_names(
+    what: Annotated[str, typer.Argument(help="methods, datasets, models or partitions.")] = "methods",
+) -> None:
     """Say what exists."""
     from graft.data import datasets, partitions
     from graft.methods import METHODS
@@ -228,8 +234,9 @@ def progress(rounds: int, label: str) -> Iterator[Callable[[dict[str, Any]], Non
         task = bar.add_task(label, total=rounds, scores="")
 
         def advance(record: dict[str, Any]) -> None:
-            shown = scores(record)
-            bar.update(task, completed=record["round"], **({"scores": shown} if shown else {}))
+            if scores(record):
+                bar.update(task, scores=scores(record))
+            bar.update(task, completed=record["round"])
 
         yield advance
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -49,14 +50,24 @@ class Replies:
         return sum(count_bytes(part) for _, part in self._parts)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is asked of some clients."""
+
+    step: str
+    round: int
+    clients: list[int]
+    message: Any = None  # one for all of them
+    each: Mapping[int, Any] | None = None  # or one apiece
+    turn: int = 0  # how often this step was asked in this round before; every time draws its own random numbers
+
+
 class Engine(Protocol):
     """Where clients live: runs a named step at some of them and brings back what it returned."""
 
     def members(self) -> list[int]: ...
 
-    def ask(
-        self, step: str, round: int, clients: list[int], message: Any, each: Mapping[int, Any] | None
-    ) -> Replies: ...
+    def ask(self, request: Request) -> Replies: ...
 
     def losses(self) -> list[tuple[str, list[int], Tensor]]:
         """The last training losses of every step, with the clients they belong to, since this was asked before."""
@@ -83,9 +94,12 @@ class Traffic:
 class Clients:
     """The clients that take part in this round."""
 
-    def __init__(self, engine: Engine, round: int, members: list[int], traffic: Traffic) -> None:
+    def __init__(
+        self, engine: Engine, round: int, members: list[int], traffic: Traffic, turns: Counter[str] | None = None
+    ) -> None:
         self._engine = engine
         self._traffic = traffic
+        self._turns: Counter[str] = Counter() if turns is None else turns
         self.round = round
         self.members = members
 
@@ -95,7 +109,7 @@ class Clients:
     @property
     def everyone(self) -> Clients:
         """All clients of the federation, whether they take part in this round or not."""
-        return Clients(self._engine, self.round, self._engine.members(), self._traffic)
+        return Clients(self._engine, self.round, self._engine.members(), self._traffic, self._turns)
 
     def ask(self, step: Callable[..., Any], message: Any = None, each: Mapping[int, Any] | None = None) -> Replies:
         """Run a step at the clients; `message` goes to all of them, `each` holds one message a client instead."""
@@ -111,7 +125,9 @@ class Clients:
             check_message(one, f"the message to step '{name}'")
         copies = 1 if each is not None else len(self.members)
         self._traffic.down += copies * sum(count_bytes(one) for one in sent)
-        replies = self._engine.ask(name, self.round, self.members, message, each)
+        turn = self._turns[name]
+        self._turns[name] += 1
+        replies = self._engine.ask(Request(name, self.round, self.members, message, each, turn))
         self._traffic.up += replies.bytes()
         return replies
 
@@ -156,4 +172,6 @@ def check_reply(reply: Any, clients: int, where: str) -> None:
     for path, leaf in leaves(reply):
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != clients:
             shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"the reply of {where} needs one row for each of {clients} clients at '{path}', not {shape}")
+            raise TypeError(
+                f"the reply of {where} needs one row for each of {clients} clients at '{path}', not {shape}"
+            )

@@ -74,11 +74,11 @@ class Fleet:
         }
         return votes[self.training.weight_by]()
 
-    def begin(self, round: int, step: str) -> None:
-        """Start a step: from here on every random draw belongs to (run, round, client, step)."""
+    def begin(self, round: int, step: str, turn: int = 0) -> None:
+        """Start a step: from here on every random draw belongs to (run, round, client, step, turn)."""
         self._round = round
         self.looked_at_round = False
-        self.random = stream(self.device, [seed_for(self.seed, round, client, step) for client in self.clients])
+        self.random = stream(self.device, [seed_for(self.seed, round, client, step, turn) for client in self.clients])
         self.losses = {}
 
     @property
@@ -186,7 +186,8 @@ def group_clients(models: Sequence[Model], graphs: Sequence[Graph]) -> list[list
     fleets: dict[Any, list[list[int]]] = {}
     for client in sorted(range(len(graphs)), key=lambda client: (-graphs[client].nodes, client)):
         model = models[client]
-        mine = fleets.setdefault(model, [])
+        dense = isinstance(graphs[client].x, np.ndarray)
+        mine = fleets.setdefault((model, dense), [])
         joinable = model.stackable and mine and 2 * graphs[client].nodes >= graphs[mine[-1][0]].nodes
         if joinable:
             mine[-1].append(client)

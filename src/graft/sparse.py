@@ -75,7 +75,9 @@ class BlockSparse:
     @cached_property
     def folded(self) -> BlockSparse:
         """The blocks on top of each other instead of along a diagonal."""
-        return BlockSparse(self.starts, self.columns % self.width, self.values, 1, (self.blocks * self.rows, self.width))
+        return BlockSparse(
+            self.starts, self.columns % self.width, self.values, 1, (self.blocks * self.rows, self.width)
+        )
 
     def times(self, dense: Tensor) -> Tensor:
         """The product with [blocks, width, d], without gradient."""
@@ -99,11 +101,11 @@ class BlockSparse:
         return full.view(self.blocks, self.rows, self.width)
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        return _Product.apply(self, dense)  # type: ignore[no-any-return]
+        return _Product.apply(self, dense)  # type: ignore[no-any-return, no-untyped-call]
 
     @cached_property
     def _bounds(self) -> list[int]:
-        return self.starts[:: self.rows].tolist()  # type: ignore[no-any-return]
+        return self.starts[:: self.rows].tolist()
 
     def select(self, chosen: list[int]) -> BlockSparse:
         """The matrix of some of the blocks, in the order given; a block may be taken more than once."""
@@ -153,16 +155,14 @@ def attention(pattern: BlockSparse, target: Tensor, source: Tensor, values: Tens
 
     `target` and `source` are [blocks, rows], `values` [blocks, rows, d]; the pattern is symmetric.
     """
-    return _Attention.apply(pattern, target, source, values, slope)  # type: ignore[no-any-return]
+    return _Attention.apply(pattern, target, source, values, slope)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
     """Written out by hand: between forward and backward only one number an edge is kept."""
 
     @staticmethod
-    def forward(
-        ctx: Any, pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float
-    ) -> Tensor:
+    def forward(ctx: Any, pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float) -> Tensor:
         rows, columns = pattern.row_of, pattern.columns
         raw = target.flatten()[rows] + source.flatten()[columns]
         score = functional.leaky_relu(raw, slope)

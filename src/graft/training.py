@@ -59,24 +59,22 @@ def fit(
 
 
 def start_adam(trained: dict[str, Tensor]) -> Tree:
-    moments = {path: torch.zeros_like(leaf) for path, leaf in trained.items()}
-    steps = next(iter(trained.values())).new_zeros(len(next(iter(trained.values()))))
-    return Tree(
-        first=grow(moments), second=grow({path: torch.zeros_like(leaf) for path, leaf in trained.items()}), steps=steps
-    )
+    first, second = (grow({path: torch.zeros_like(leaf) for path, leaf in trained.items()}) for _ in range(2))
+    any_leaf = next(iter(trained.values()))
+    return Tree(first=first, second=second, steps=any_leaf.new_zeros(len(any_leaf)))
 
 
 def update_adam(trained: dict[str, Tensor], gradients: dict[str, Tensor], state: Tree, training: Training) -> None:
     """Adam (Kingma and Ba, ICLR 2015) with L2 weight decay, in PyTorch's fused kernel."""
     first, second, steps = dict(leaves(state.first)), dict(leaves(state.second)), state.steps
     steps += 1
-    parts = [[leaf[path] for path in gradients] for leaf in (trained, gradients, first, second)]
+    parts = [[tree[path] for path in gradients] for tree in (trained, gradients, first, second)]
     if steps.device.type == "cpu" and bool((steps == steps[0]).all()):
         counts = [steps[0]] * len(gradients)
     else:  # clients that missed rounds have counts of their own: each gets its own slices
         parts = [[piece for leaf in part for piece in leaf.unbind(0)] for part in parts]
         counts = [count for _ in gradients for count in steps.unbind(0)]
-    torch._fused_adam_(
+    torch._fused_adam_(  # type: ignore[call-overload]
         *parts,
         [],
         counts,

@@ -80,7 +80,8 @@ def weighted_mean(models: Any, weights: Tensor) -> Any:
     def mean(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             return leaf[0].clone()
-        return torch.tensordot(shares.to(leaf), leaf, dims=1)
+        averaged: Tensor = torch.tensordot(shares.to(leaf), leaf, dims=1)
+        return averaged
 
     return map_tree(mean, models)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from graft.engines.in_process import InProcess
+from graft.exchange import Request
 from graft.method import step
 from graft.methods import METHODS
 from graft.weights import map_tree
@@ -74,7 +75,7 @@ def test_what_a_replay_returned_is_not_overwritten_by_the_next():
     setup = replace(toy_setup(METHODS["fedavg"]()), device=torch.device("cuda"))
     engine = InProcess(setup)
     model = play(setup, rounds=1).server.state.model
-    kept = [engine.ask("train", number, engine.members(), model, None).model.head.weight for number in range(1, 6)]
+    kept = [engine.ask(Request("train", number, engine.members(), model)).model.head.weight for number in range(1, 6)]
     copies = [weight.clone() for weight in kept]
     torch.cuda.synchronize()
     assert all(torch.equal(one, other) for one, other in zip(kept, copies, strict=True))

@@ -10,6 +10,7 @@ from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback, answer
 from graft.engines.messages import pack, unpack
 from graft.engines.setup import StepFailed
+from graft.exchange import Request
 from graft.method import Method, step
 from graft.methods.fedavg import FedAvg
 from graft.weights import Tree
@@ -64,7 +65,7 @@ def engine():
 
 
 def ask(engine, name, message=None, each=None):
-    return engine.ask(name, 12, engine.members(), message, each)
+    return engine.ask(Request(name, 12, engine.members(), message, each))
 
 
 def test_every_client_lives_in_a_process_of_its_own_and_keeps_its_state(engine):

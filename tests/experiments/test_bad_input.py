@@ -36,7 +36,10 @@ def refused(result, *words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "fedavgg"], ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "centralised, fedavg, fedprox"]),
+        (
+            ["--method", "fedavgg"],
+            ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "centralised, fedavg, fedprox"],
+        ),
         (["--dataset", "korra"], ["no dataset or file 'korra'", "cora"]),
         (["--models", "gcm"], ["Unknown model 'gcm'", "gcn, gat, sage"]),
         (["--models", "gcn999"], ["between 1 and 64"]),

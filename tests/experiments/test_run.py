@@ -138,7 +138,9 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoi
     class Explodes(FedAvg):
         def loss(self, fleet, weights, received):
             loss = super().loss(fleet, weights, received)
-            return loss + torch.tensor([torch.nan if (client, fleet.round) == (1, 5) else 0.0 for client in fleet.clients])
+            return loss + torch.tensor(
+                [torch.nan if (client, fleet.round) == (1, 5) else 0.0 for client in fleet.clients]
+            )
 
     place = tmp_path / "run"
     with pytest.raises(RunError, match=r"client 1 .* step 'train' of explodes, round 5 .*checkpoint of round 4"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from graft.exchange import Request
 from graft.methods.centralised import Centralised
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
@@ -54,14 +55,14 @@ def test_lost_edges_are_those_between_clients():
 def test_scores_are_those_of_each_client_and_add_up():
     setup = toy_setup(Centralised())
     played = play(setup, rounds=1)
-    counted = played.engine.ask("count", 1, [0], None, None)
+    counted = played.engine.ask(Request("count", 1, [0]))
     assert counted.nodes.flatten().tolist() == list(SIZES)
     clients = toy_federation().clients
     wanted = [[int(mask.sum()) for mask in (graph.train, graph.validation, graph.test)] for graph in clients]
     assert counted.totals[0].tolist() == wanted
     whole = setup.graphs[0]
     assert counted.totals.sum((0, 1)).tolist() == [whole.train.sum(), whole.validation.sum(), whole.test.sum()]
-    correct = played.engine.ask("score", 1, [0], None, None).correct
+    correct = played.engine.ask(Request("score", 1, [0])).correct
     assert correct.shape == (1, 3, 3)
     fleet = played.engine.fleets[0]
     right = fleet.predict(fleet.state.model).logits[0].argmax(1).numpy() == whole.y

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from graft.engines.in_process import InProcess
+from graft.exchange import Request
 from graft.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
@@ -62,8 +63,8 @@ def test_client_without_training_nodes_keeps_its_start():
     start = initial(setup.models[0], 0)
     assert same(played.client(1).model, start)
     assert gap(played.client(0).model, start) > 1e-3
-    scores = played.engine.ask("score", 1, [0, 1, 2], None, None)
-    counted = played.engine.ask("count", 1, [0, 1, 2], None, None)
+    scores = played.engine.ask(Request("score", 1, [0, 1, 2]))
+    counted = played.engine.ask(Request("count", 1, [0, 1, 2]))
     assert counted.totals[:, 0].tolist() == [[6, 2, 4], [0, 2, 3], [4, 1, 2]]  # train, validation, test
     assert (scores.correct <= counted.totals).all()
 

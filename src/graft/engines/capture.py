@@ -53,7 +53,7 @@ class Recording:
 
     def __init__(self, function: Callable[..., Any], fleet: Fleet, state: Tree, message: Any) -> None:
         self.state = state
-        self.message = None if message is None else map_tree(lambda leaf: held(leaf, fleet), message)
+        self.message: Any = None if message is None else map_tree(lambda leaf: held(leaf, fleet), message)
         self.keys = fleet.random.keys.clone()
         before, random = fleet.state, fleet.random
         self.graph = torch.cuda.CUDAGraph()
@@ -84,7 +84,7 @@ class Recording:
 @lru_cache(maxsize=1)
 def side_stream() -> torch.cuda.Stream:
     """The stream that all recording happens on, with the libraries already set up for it."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
     torch.cuda.current_stream().wait_stream(stream)

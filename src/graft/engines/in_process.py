@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graft.engines.capture import Recorder, given
 from graft.engines.setup import Setup, StepFailed
-from graft.exchange import Replies, check_reply
+from graft.exchange import Replies, Request, check_reply
 from graft.fleet import Fleet, group_clients
 from graft.method import find_step
 from graft.weights import Tree, leaves, map_tree, stack, take
@@ -36,44 +36,36 @@ class InProcess:
     def members(self) -> list[int]:
         return self._setup.clients
 
-    def ask(
-        self, step: str, round: int, clients: list[int], message: Any, each: Mapping[int, Any] | None
-    ) -> Replies:
-        function, takes_fleets = find_step(self._setup.method, step)
-        asked = set(clients)
+    def ask(self, request: Request) -> Replies:
+        function, takes_fleets = find_step(self._setup.method, request.step)
+        asked = set(request.clients)
         parts: list[tuple[list[int], Any]] = []
         for fleet in self.fleets:
             chosen = [position for position, client in enumerate(fleet.clients) if client in asked]
             if not chosen:
                 continue
             for group in [chosen] if takes_fleets else [[position] for position in chosen]:
-                parts.append(self._run(function, step, round, fleet, group, message, each))
+                parts.append(self._run(function, request, fleet, group))
         return Replies(parts)
 
     def _run(
-        self,
-        function: Callable[..., Any],
-        step: str,
-        round: int,
-        whole: Fleet,
-        chosen: list[int],
-        message: Any,
-        each: Mapping[int, Any] | None,
+        self, function: Callable[..., Any], request: Request, whole: Fleet, chosen: list[int]
     ) -> tuple[list[int], Any]:
+        step, round = request.step, request.round
         everyone = len(chosen) == len(whole.clients) and self._setup.participation == 1
         fleet = whole
         if not everyone:
             fleet = whole.select(chosen)
             fleet.state = take(whole.state, torch.tensor(chosen, device=whole.device))
-        fleet.begin(round, step)
+        fleet.begin(round, step, request.turn)
         try:
-            if each is not None:
-                received = stack([each[client] for client in fleet.clients])
+            if request.each is not None:
+                received = stack([request.each[client] for client in fleet.clients])
                 reply = function(fleet, map_tree(lambda leaf: leaf.to(fleet.device), received))
             elif everyone and id(whole) in self._recorders:
-                reply = self._recorders[id(whole)].run(function, fleet, step, message)
+                reply = self._recorders[id(whole)].run(function, fleet, step, request.message)
             else:
-                reply = function(fleet, *given(message, fleet))
+                reply = function(fleet, *given(request.message, fleet))
             check_reply(reply, len(fleet.clients), f"step '{step}'")
         except (KeyboardInterrupt, StepFailed):
             raise
@@ -116,6 +108,7 @@ def put_back(whole: Fleet, chosen: list[int], state: Tree) -> None:
             known[path] = leaf.new_zeros(len(whole.clients), *leaf.shape[1:])
             plant(whole.state, path, known[path])
         known[path][positions] = leaf
+
 
 def plant(tree: Tree, path: str, leaf: Tensor) -> None:
     *branches, name = path.split("/")

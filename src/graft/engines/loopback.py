@@ -18,7 +18,7 @@ import torch
 from graft.engines.messages import DamagedMessage, alone, pack, together, unpack
 from graft.engines.setup import Setup, StepFailed
 from graft.errors import InputError
-from graft.exchange import Replies, check_reply
+from graft.exchange import Replies, Request, check_reply
 from graft.fleet import Fleet
 from graft.method import find_step
 from graft.weights import Tree, map_tree, spread
@@ -37,7 +37,7 @@ class Loopback:
         start = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
         context = get_context(start)
         if start == "forkserver":
-            context.set_forkserver_preload(["graft.engines.loopback"])  # type: ignore[attr-defined]
+            context.set_forkserver_preload(["graft.engines.loopback"])
         self._pipes: dict[int, Connection] = {}
         self._workers = []
         for client in setup.clients:
@@ -53,16 +53,15 @@ class Loopback:
     def members(self) -> list[int]:
         return self._setup.clients
 
-    def ask(
-        self, step: str, round: int, clients: list[int], message: Any, each: Mapping[int, Any] | None
-    ) -> Replies:
-        head = {"do": "step", "step": step, "round": round}
-        broadcast = pack(head, message) if each is None else b""
-        for client in clients:
+    def ask(self, request: Request) -> Replies:
+        step, round, each = request.step, request.round, request.each
+        head = {"do": "step", "step": step, "round": round, "turn": request.turn}
+        broadcast = pack(head, request.message) if each is None else b""
+        for client in request.clients:
             self._send(client, broadcast or pack(head, each[client] if each else None), step, round)
         parts: list[tuple[list[int], Any]] = []
         failures = []
-        for client in clients:
+        for client in request.clients:
             answer, reply = self._receive(client, step, round)
             if "error" in answer:
                 failures.append(StepFailed(self._setup.name, [client], step, round, answer["error"]))
@@ -144,7 +143,7 @@ def answer(setup: Setup, fleet: Fleet, data: bytes) -> bytes:
 def run_step(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:
     step = head["step"]
     function, _ = find_step(setup.method, step)
-    fleet.begin(head["round"], step)
+    fleet.begin(head["round"], step, head["turn"])
     arguments = [] if message is None else [spread(message, 1, fleet.device)]
     reply = function(fleet, *arguments)
     check_reply(reply, 1, f"step '{step}'")

@@ -52,7 +52,9 @@ class Experiment:
     checkpoint_every: int = 10  # rounds; 0 writes none but the last
 
     def __post_init__(self) -> None:
-        at_least = dict(clients=1, width=1, rounds=1, epochs=1, evaluate_every=1, patience=0, seed=0, checkpoint_every=0)
+        at_least = dict(
+            clients=1, width=1, rounds=1, epochs=1, evaluate_every=1, patience=0, seed=0, checkpoint_every=0
+        )
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,4 +153,4 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file in one go."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    part.replace(path)

@@ -17,7 +17,8 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #dde3ea }
-td:first-child, th:first-child { text-align: left } .big { font-size: 2.2rem; font-weight: 600 } .note { color: #5b6675 }
+td:first-child, th:first-child { text-align: left }
+.big { font-size: 2.2rem; font-weight: 600 } .note { color: #5b6675 }
 svg text { font: 12px system-ui, sans-serif; fill: #5b6675 }
 """
 CURVES = {
@@ -102,8 +103,8 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     rows: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         models = ",".join(dict.fromkeys(row["model"] for row in result["per_client"]))
-        key = (result["dataset"], f"{result['clients']} clients", result["partition"], models, result["method"])
-        rows[key].append(result)
+        clients = f"{result['clients']} clients"
+        rows[result["dataset"], clients, result["partition"], models, result["method"]].append(result)
     # What all runs have in common goes into the title, what differs into columns.
     varies = [len({key[place] for key in rows}) > 1 for place in range(4)]
     common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if not differs]
@@ -123,10 +124,8 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
             size(sent) if sent else "nothing",
             f"{1000 * mean(result['seconds']['per_round'] for result in group):.1f}",
         )
-    seeds = {len(group) for group in rows.values()}
-    runs = f"mean ± standard deviation over {seeds.pop()} seeds" if len(seeds) == 1 and 1 not in seeds else "one run each"
-    if len(seeds) > 1:
-        runs = "mean ± standard deviation where a row has several seeds"
+    seeds = sorted({len(group) for group in rows.values()})
+    runs = "one run a row" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
     table.caption = (
         f"{runs}; own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;\n"
         "global model: the one all clients share, scored the same way; all at the best validation round."

@@ -24,8 +24,8 @@ from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.engines.setup import Setup
 from graft.errors import InputError, RunError
-from graft.evaluation import Best, accuracy, first_bad, mean_loss
-from graft.exchange import Clients, Engine, Server, Traffic
+from graft.evaluation import KINDS, Best, accuracy, first_bad, mean_loss
+from graft.exchange import Clients, Engine, Request, Server, Traffic
 from graft.experiments.experiment import (
     GIVEN,
     Experiment,
@@ -105,7 +105,9 @@ def resume(
     given = Given(method, dataset, models)
     for name, value in (("dataset", dataset), ("models", models)):
         if getattr(experiment, name) == GIVEN and value is None:
-            raise InputError(f"This run was given its {name} in Python: resume it there, graft.resume(..., {name}=...).")
+            raise InputError(
+                f"This run was given its {name} in Python: resume it there, graft.resume(..., {name}=...)."
+            )
     return _play(experiment, directory, progress, given, checkpoint)
 
 
@@ -154,7 +156,9 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
         len(graphs),
         whole.features,
         whole.classes,
-        **({} if models is not None else dict(width=experiment.width, dropout=experiment.dropout, head=experiment.head)),
+        width=experiment.width,
+        dropout=experiment.dropout,
+        head=experiment.head,
     )
     if method.one_model and len(set(assigned)) > 1:
         names = ", ".join(dict.fromkeys(model.name for model in assigned))
@@ -233,7 +237,7 @@ class Game:
         first = 1
         if checkpoint is not None:
             first = self.restore(checkpoint, server) + 1
-        counted = self.engine.ask("count", 0, self.engine.members(), None, None)
+        counted = self.engine.ask(Request("count", 0, self.engine.members()))
         self.totals, self.nodes = counted.totals, counted.nodes
         setup_seconds = time.perf_counter() - begun
         with stop_politely() as asked_to_stop:
@@ -294,14 +298,13 @@ class Game:
     def evaluate(self, server: Server, number: int) -> dict[str, Any]:
         """Score every client's own model, and the common one where there is one, on that client's nodes."""
         everyone = self.engine.members()
-        own = accuracy(self.engine.ask("score", number, everyone, None, None).correct, self.totals, self.nodes)
-        scores: dict[str, Any] = {
-            kind: own.mean(kind) for kind in ("train", "validation", "test")
-        } | {"validation_node_weighted": own.node_weighted("validation"), "test_node_weighted": own.node_weighted("test")}
-        scores["per_client"] = {kind: own.clients(kind) for kind in ("validation", "test")}
+        own = accuracy(self.engine.ask(Request("score", number, everyone)).correct, self.totals, self.nodes)
+        scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
+        scores |= {f"{kind}_node_weighted": own.node_weighted(kind) for kind in KINDS[1:]}
+        scores["per_client"] = {kind: own.clients(kind) for kind in KINDS[1:]}
         model = self.setup.method.shared(server)
         if model is not None:
-            replies = self.engine.ask("score_shared", number, everyone, model, None)
+            replies = self.engine.ask(Request("score_shared", number, everyone, model))
             common = accuracy(replies.correct, self.totals, self.nodes)
             scores |= {
                 "validation_global": common.mean("validation"),

@@ -23,6 +23,7 @@ class Output(NamedTuple):
 class Model:
     """An architecture; its weights are made by `start` and live elsewhere."""
 
+    name: str
     stackable: ClassVar[bool] = True  # whether clients can share a fleet
     frozen: frozenset[str] = frozenset()  # paths of buffers: averaged, never trained
 
@@ -49,7 +50,7 @@ class LayeredModel(Model):
     kind: ClassVar[str] = ""
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.kind if self.depth == 2 else f"{self.kind}{self.depth}"
 
     @property
@@ -62,11 +63,10 @@ class LayeredModel(Model):
         for index in range(self.hidden):
             inputs = self.width if index else self.features
             weights[f"layer{index}"] = self.start_layer(inputs, self.width, generator)
-        last = self.width if self.hidden else self.features
         if self.head == "linear":
-            weights["head"] = start_linear(last, self.classes, generator)
+            weights["head"] = start_linear(self.width, self.classes, generator)
         else:
-            weights["head"] = self.start_head(last, generator)
+            weights["head"] = self.start_head(self.width, generator)
         return weights
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
@@ -77,15 +77,12 @@ class LayeredModel(Model):
         return Output(embedding, self.layer(weights["head"], graph, inputs))
 
     def embed(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Tensor:
-        hidden = graph.features
-        outputs = []
+        outputs: list[Tensor] = []
         for index in range(self.hidden):
-            if index:
-                hidden = self.drop(hidden, random)
-            hidden = torch.relu(self.layer(weights[f"layer{index}"], graph, hidden))
-            outputs.append(hidden)
+            hidden = self.drop(outputs[-1], random) if outputs else graph.features
+            outputs.append(torch.relu(self.layer(weights[f"layer{index}"], graph, hidden)))
         # Deep networks use jumping knowledge (Xu et al., ICML 2018) with the element-wise maximum.
-        return torch.stack(outputs).amax(0) if self.depth >= 4 else hidden
+        return torch.stack(outputs).amax(0) if self.depth >= 4 else outputs[-1]
 
     def drop(self, hidden: Tensor, random: Stream | None) -> Tensor:
         if random is None or self.dropout == 0:
@@ -122,4 +119,5 @@ def linear(hidden: Any, weights: Weights) -> Tensor:
 
 
 def shifted(hidden: Tensor, weights: Weights) -> Tensor:
-    return hidden + weights["bias"].unsqueeze(1)
+    bias: Tensor = weights["bias"]
+    return hidden + bias.unsqueeze(1)

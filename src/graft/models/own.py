@@ -28,7 +28,9 @@ class OwnModel(Model):
 
     def start(self, generator: torch.Generator) -> Tree:  # noqa: ARG002
         """The weights that the module came with: its maker chose how to start it."""
-        return grow({name.replace(".", "/"): value.detach().clone() for name, value in self.module.state_dict().items()})
+        return grow(
+            {name.replace(".", "/"): value.detach().clone() for name, value in self.module.state_dict().items()}
+        )
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
         flat = {path.replace("/", "."): leaf[0] for path, leaf in leaves(weights)}
