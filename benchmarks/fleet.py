@@ -25,6 +25,7 @@ from torch_geometric.nn import GCNConv
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
+from graft.engines.capture import lane
 from graft.engines.in_process import InProcess
 from graft.engines.setup import Setup
 from graft.evaluation import accuracy
@@ -110,6 +111,10 @@ class OneFleet:
         self.number = 0
 
     def round(self) -> tuple[float, float]:
+        with lane(self.setup.device):
+            return self.play()
+
+    def play(self) -> tuple[float, float]:
         self.number += 1
         self.server.round = self.number
         everyone = self.engine.members()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graft.methods.local import Local
-from graft.randomness import Stream, mix, seed_for, stream
+from graft.randomness import Stream, mix, seed_for
 from tests.toy import toy_setup
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ PINNED = 4141939757170682699  # seed_for(0, 1, 2, "train")
 
 def draw(*keys, number=1, rate=0.5, rows=6, width=8):
     """The `number`-th mask that clients with these keys draw."""
-    source = stream(CPU, list(keys))
+    source = Stream(torch.tensor(keys))
     for _ in range(number - 1):
         source.keep(rate, rows, width)
     return source.keep(rate, rows, width)
@@ -84,7 +84,7 @@ def test_a_rate_close_to_one_drops_nearly_everything():
 
 
 def test_uniform_numbers_have_the_mean_and_variance_of_uniform_numbers():
-    numbers = stream(CPU, [1, 2, 3]).uniform(50_000).double()
+    numbers = Stream(torch.tensor([1, 2, 3])).uniform(50_000).double()
     assert 0 <= numbers.min() < 1e-3
     assert 1 - 1e-3 < numbers.max() < 1
     assert abs(float(numbers.mean()) - 1 / 2) < 4 * (1 / 12 / numbers.numel()) ** 0.5
@@ -110,7 +110,7 @@ def test_clients_draws_are_not_correlated():
 
 
 def test_consecutive_draws_are_not_correlated_nor_shifted_copies():
-    source = stream(CPU, [42])
+    source = Stream(torch.tensor([42]))
     first, second = source.keep(0.5, ROWS, WIDTH)[0], source.keep(0.5, ROWS, WIDTH)[0]
     assert correlation(first, second) < CLEAR
     for shift in (1, 2, 3):

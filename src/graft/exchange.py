@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graft.errors import InputError
 from graft.fleet import initial
-from graft.randomness import Stream, seed_for, stream
+from graft.randomness import Stream, seed_for, streams
 from graft.weights import Tree, check_message, count_bytes, leaves, map_tree, take
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Server:
 
     def random(self, purpose: str) -> Stream:
         """Random draws of the server's own in this round."""
-        return stream(self.device, [seed_for(self.seed, self.round, "server", purpose)])
+        return streams(self.device, seed_for(self.seed, self.round, "server", purpose), [0])
 
     def record(self, **values: Any) -> None:
         """Keep values of this round for the run's record; they are read only once the round is over."""

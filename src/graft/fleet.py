@@ -14,7 +14,7 @@ from torch.nn import functional
 from graft import training
 from graft.data.graphs import Graph
 from graft.graph import FleetGraph, lay_out
-from graft.randomness import Stream, seed_for, stream
+from graft.randomness import Stream, seed_for, streams
 from graft.training import Training
 from graft.weights import Tree, Weights, spread
 
@@ -78,7 +78,7 @@ class Fleet:
         """Start a step: from here on every random draw belongs to (run, round, client, step, turn)."""
         self._round = round
         self.looked_at_round = False
-        self.random = stream(self.device, [seed_for(self.seed, round, client, step, turn) for client in self.clients])
+        self.random = streams(self.device, seed_for(self.seed, round, step, turn), self.clients)
         self.losses = {}
 
     @property

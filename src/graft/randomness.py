@@ -61,5 +61,7 @@ class Stream:
         return ((self.bits(count) >> 40) & (2**24 - 1)).float() / 2**24
 
 
-def stream(device: torch.device, seeds: list[int]) -> Stream:
-    return Stream(torch.tensor(seeds, dtype=torch.int64, device=device))
+def streams(device: torch.device, seed: int, owners: list[int]) -> Stream:
+    """One stream for every owner's number, all from one seed."""
+    numbers = torch.tensor(owners) * GOLDEN + seed
+    return Stream(mix(numbers).to(device))

@@ -27,14 +27,14 @@ Weights = Mapping[str, Any]  # a tree of tensors: a model, or several side by si
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function leaf by leaf over one or several trees of the same shape."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         return Tree({name: map_tree(function, tree[name], *(other[name] for other in others)) for name in tree})
     return function(tree, *others)
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Walk over a tree as pairs of a path, such as 'model/head/weight', and a leaf."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         for name, branch in tree.items():
             yield from leaves(branch, f"{path}/{name}" if path else name)
     else:
@@ -102,7 +102,7 @@ def count_bytes(tree: Any) -> int:
 
 def check_message(tree: Any, where: str, path: str = "") -> None:
     """Refuse anything in a message that is not a tensor or a number, so that it can cross a network."""
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, dict):
         raise TypeError(f"{where} is a bare {type(tree).__name__}; a message is a tree with named fields")
     for name, leaf in tree.items():
         # A slash would come back from a network as a branch.

@@ -13,7 +13,7 @@ from graft.errors import InputError
 from graft.fleet import build_fleet, initial
 from graft.methods.local import Local
 from graft.models import assign_models, build_model
-from graft.randomness import stream
+from graft.randomness import Stream
 from graft.training import Training
 from graft.weights import leaves, take
 from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
@@ -271,7 +271,7 @@ def test_a_selection_of_a_fleet_predicts_as_the_whole(case):
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.75])
 def test_dropout_keeps_the_mean_by_enlarging_what_is_left(rate):
     model = build_model("gcn", 6, CLASSES, dropout=rate)
-    dropped = model.drop(torch.ones(2, 500, 64), stream(CPU, [1, 2]))
+    dropped = model.drop(torch.ones(2, 500, 64), Stream(torch.tensor([1, 2])))
     assert torch.allclose(dropped[dropped != 0], torch.tensor(1 / (1 - rate)))
     assert float(dropped.mean()) == pytest.approx(1, abs=4 * (rate / (1 - rate) / dropped.numel()) ** 0.5)
     assert torch.equal(model.drop(torch.ones(2, 5, 64), None), torch.ones(2, 5, 64))

@@ -20,6 +20,7 @@ from torch import nn
 import graft
 from graft.data import cards, datasets, federation
 from graft.data.federation import Federation
+from graft.engines.capture import lane
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.engines.setup import Setup
@@ -198,12 +199,13 @@ def _play(
         directory.create(overwrite)
         write_experiment(experiment, directory.experiment)
         cards.save(shared.card, shared.membership, directory.path / "partition.json")
-    engine = ENGINES[experiment.engine](setup)
-    try:
-        game = Game(experiment, setup, shared, engine, directory, progress)
-        return game.play(begun, checkpoint)
-    finally:
-        engine.close()
+    with lane(setup.device):
+        engine = ENGINES[experiment.engine](setup)
+        try:
+            game = Game(experiment, setup, shared, engine, directory, progress)
+            return game.play(begun, checkpoint)
+        finally:
+            engine.close()
 
 
 @dataclass
