@@ -10,7 +10,6 @@ import argparse
 import copy
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -150,17 +149,24 @@ def compare(dataset: str, clients: int, rounds: int, device: torch.device, cache
 
 
 def memory(side: str, dataset: str, clients: int, device: str, cached: bool, results: Any) -> None:
-    """Peak memory of one side alone, above what the data itself needed."""
+    """Peak memory of one side alone, above what the process held when the data had been loaded."""
     graphs = federation.build(datasets.load(dataset), clients, seed=0).clients
     build: dict[str, Callable[[], Any]] = {
         "loop": lambda: Loop(graphs, torch.device(device), cached),
         "fleet": lambda: OneFleet(graphs, torch.device(device)),
     }
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading
+    before = resident("VmRSS")
     playing = build[side]()
-    for _ in range(3):
+    for _ in range(4):
         playing.round()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    results.put(torch.cuda.max_memory_allocated() if device == "cuda" else peak)
+    results.put(torch.cuda.max_memory_allocated() if device == "cuda" else resident("VmHWM") - before)
+
+
+def resident(name: str) -> int:
+    """Memory of this process in bytes: now (VmRSS) or at its peak (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def peak_memory(*arguments: Any) -> int:

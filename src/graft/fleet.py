@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,8 +52,6 @@ class Fleet:
         self.losses: dict[str, Tensor] = {}  # last loss of every `fit` of the current step
         self.random: Stream
         self.looked_at_round = False
-        train = labels.masks[:, 0]
-        self._train_share = train / train.sum(1, keepdim=True).clamp(min=1)
         self.begin(0, "start")
 
     @property
@@ -117,10 +116,25 @@ class Fleet:
             del optimizers[name]
         return fitted
 
+    @cached_property
+    def train_nodes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The training nodes of each client [clients, most], their labels, and their shares in a mean over them.
+
+        A client with fewer than the most repeats one of its nodes with share zero.
+        """
+        train = self.labels.masks[:, 0]
+        counts = train.sum(1, keepdim=True)
+        nodes = train.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(counts.max()))]
+        real = torch.arange(nodes.shape[1], device=self.device) < counts
+        nodes = torch.where(real, nodes, nodes[:, :1])
+        return nodes, self.labels.classes.gather(1, nodes), real / counts.clamp(min=1)
+
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Mean loss over each client's training nodes; zero for a client without any."""
-        per_node = functional.cross_entropy(logits.flatten(0, 1), self.labels.classes.flatten(), reduction="none")
-        return (per_node.view_as(self._train_share) * self._train_share).sum(1)
+        nodes, labels, shares = self.train_nodes
+        picked = logits.gather(1, nodes.unsqueeze(2).expand(-1, -1, logits.shape[2]))
+        per_node = functional.cross_entropy(picked.flatten(0, 1), labels.flatten(), reduction="none")
+        return (per_node.view_as(shares) * shares).sum(1)
 
     @torch.no_grad()
     def correct(self, weights: Weights) -> Tensor:

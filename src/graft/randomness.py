@@ -26,9 +26,10 @@ def seed_for(*parts: int | str) -> int:
 
 def mix(bits: Tensor) -> Tensor:
     """Scramble 64-bit numbers so that neighbouring ones have nothing in common."""
-    bits = (bits ^ ((bits >> 30) & (2**34 - 1))) * FIRST
-    bits = (bits ^ ((bits >> 27) & (2**37 - 1))) * SECOND
-    return bits ^ ((bits >> 31) & (2**33 - 1))
+    # A shift copies the sign into the free bits, so the mask is what makes it a shift of plain bits.
+    bits = (bits ^ (bits >> 30).bitwise_and_(2**34 - 1)).mul_(FIRST)
+    bits.bitwise_xor_((bits >> 27).bitwise_and_(2**37 - 1)).mul_(SECOND)
+    return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**33 - 1))
 
 
 @lru_cache(maxsize=64)

@@ -88,7 +88,7 @@ class LayeredModel(Model):
         if random is None or self.dropout == 0:
             return hidden
         keep = random.keep(self.dropout, hidden.shape[1], hidden.shape[2])
-        return hidden * keep * (1 / (1 - self.dropout))
+        return hidden * keep.to(hidden.dtype).mul_(1 / (1 - self.dropout))
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         raise NotImplementedError

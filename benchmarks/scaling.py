@@ -1,0 +1,64 @@
+"""How the time of a round grows with nodes, edges and clients: three sizes of each, the rest held fixed.
+
+The last column is the slope between the smallest and the largest size on a logarithmic scale: 1 is linear.
+Rounds of the three sizes alternate, so that a busy machine disturbs all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from fleet import OneFleet
+
+from graft.data.splits import split
+from graft.data.synthetic import generate
+
+FIXED = {"nodes": 80_000, "degree": 20, "clients": 20}
+VARIED = {"nodes": (50_000, 100_000, 200_000), "degree": (10, 20, 40), "clients": (10, 40, 160)}
+
+
+def build(nodes: int, degree: int, clients: int, device: torch.device) -> OneFleet:
+    """Every client gets a graph of its own, so that no edge is lost between clients."""
+    graphs = [
+        generate(nodes=nodes // clients, degree=degree, classes=10, homophily=0.8, features=64, seed=client)
+        for client in range(clients)
+    ]
+    return OneFleet(split(graphs, "20/40/40", seed=0), device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/scaling.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = []
+    print(f"{'what grows':12}{'sizes':>24}{'ms a round':>30}{'slope':>8}")
+    for name, sizes in VARIED.items():
+        sides = [build(**(FIXED | {name: size}), device=torch.device(options.device)) for size in sizes]
+        times: list[list[float]] = [[] for _ in sizes]
+        for number in range(options.rounds + 3):
+            for side, spent in zip(sides, times, strict=True):
+                start = time.perf_counter()
+                side.round()
+                if number >= 3:
+                    spent.append(1000 * (time.perf_counter() - start))
+        middle = [statistics.median(spent) for spent in times]
+        slope = math.log(middle[-1] / middle[0]) / math.log(sizes[-1] / sizes[0])
+        rows.append({"grows": name, "sizes": sizes, "ms": middle, "slope": slope})
+        shown = " ".join(f"{value:9.1f}" for value in middle)
+        print(f"{name:12}{', '.join(map(str, sizes)):>24}{shown:>30}{slope:8.2f}", flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"device": options.device, "threads": options.threads, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
