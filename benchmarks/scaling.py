@@ -20,7 +20,7 @@ from graft.data.splits import split
 from graft.data.synthetic import generate
 
 FIXED = {"nodes": 80_000, "degree": 20, "clients": 20}
-VARIED = {"nodes": (50_000, 100_000, 200_000), "degree": (10, 20, 40), "clients": (10, 40, 160)}
+VARIED = {"nodes": (100_000, 200_000, 400_000), "degree": (10, 20, 40), "clients": (10, 40, 160)}
 
 
 def build(nodes: int, degree: int, clients: int, device: torch.device) -> OneFleet:

@@ -52,10 +52,13 @@ class Stream:
 
     def keep(self, rate: float, rows: int, width: int) -> Tensor:
         """True with probability 1 - rate, for every client, row and column (steps of 1/65536)."""
-        words = -(-width // 4)  # four 16-bit draws in every 64-bit number
-        draws = self.bits(rows * words).view(torch.int16).view(-1, rows, 4 * words)
-        # A rate just below 1 must not round up to 1: the threshold would not fit into 16 bits.
-        return draws[:, :, :width] >= min(round(rate * 65536), 65535) - 32768
+        # A 64-bit number holds eight draws of 8 bits, which is enough for rates such as 0.5, or four of 16 bits.
+        size, kind = (8, torch.int8) if (256 * rate).is_integer() else (16, torch.int16)
+        words = -(-width * size // 64)
+        draws = self.bits(rows * words).view(kind).view(-1, rows, words * 64 // size)
+        # A rate just below 1 must not round up to 1: the threshold would not fit.
+        levels = 1 << size
+        return draws[:, :, :width] >= min(round(rate * levels), levels - 1) - levels // 2
 
     def uniform(self, count: int) -> Tensor:
         """Numbers in [0, 1), [clients, count]."""

@@ -55,6 +55,7 @@ def fit(
         with torch.no_grad():
             update(trained, used, state, training)
         last = values.detach()
+        del values, gradients, used  # or the next epoch would hold two sets of gradients
     return map_tree(Tensor.detach, tree), state, last
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ class InProcess:
     def __init__(self, setup: Setup, *, alone: bool = False) -> None:
         """With `alone`, every client is a fleet of one: slower, and equal in its results."""
         self._setup = setup
+        if setup.device.type == "cpu":
+            reuse_large_blocks()
         groups = [[client] for client in setup.clients] if alone else group_clients(setup.models, setup.graphs)
         self.fleets = [setup.fleet(group) for group in groups]
         self._losses: list[tuple[str, list[int], Tensor]] = []
@@ -94,6 +99,20 @@ class InProcess:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+@lru_cache(maxsize=1)
+def reuse_large_blocks() -> None:
+    """Have glibc keep blocks above 32 MB for reuse instead of returning them to the kernel at every free.
+
+    Fetching them anew, page by page, was measured to double the time of a round on 200,000 nodes.
+    """
+    trim_threshold, mmap_max = -1, -4  # the numbers of M_TRIM_THRESHOLD and M_MMAP_MAX
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(mmap_max, 0)
+            libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def put_back(whole: Fleet, chosen: list[int], state: Tree) -> None:

@@ -114,8 +114,15 @@ def start_linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
     return Tree(weight=weight, bias=torch.empty(outputs).uniform_(-bound, bound, generator=generator))
 
 
+def project(hidden: Any, weight: Tensor) -> Tensor:
+    """The product of every client's nodes, dense or sparse, with that client's weight matrix."""
+    if isinstance(hidden, Tensor) and weight.stride(0) == 0:  # one matrix for all clients need not be written out
+        return hidden @ weight[0]
+    return hidden @ weight  # type: ignore[no-any-return]
+
+
 def linear(hidden: Any, weights: Weights) -> Tensor:
-    return shifted(hidden @ weights["weight"], weights)
+    return shifted(project(hidden, weights["weight"]), weights)
 
 
 def shifted(hidden: Tensor, weights: Weights) -> Tensor:

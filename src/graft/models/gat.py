@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, glorot, shifted
+from graft.models.architecture import LayeredModel, glorot, project, shifted
 from graft.sparse import attention
 from graft.weights import Tree, Weights
 
@@ -37,7 +37,7 @@ class GAT(LayeredModel):
         )
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        projected = hidden @ weights["weight"]
+        projected = project(hidden, weights["weight"])
         clients, nodes, width = projected.shape
         heads = weights["target"].shape[1]
         # Heads are laid out like further clients: [clients * heads, nodes, width of a head].

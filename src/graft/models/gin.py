@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, linear, shifted, start_linear
+from graft.models.architecture import LayeredModel, linear, project, shifted, start_linear
 from graft.weights import Tree, Weights
 
 
@@ -25,6 +25,6 @@ class GIN(LayeredModel):
         )
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        projected = hidden @ weights["first"]["weight"]
+        projected = project(hidden, weights["first"]["weight"])
         summed = projected + graph.neighbours @ projected
         return linear(torch.relu(shifted(summed, weights["first"])), weights["second"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, shifted, start_linear
+from graft.models.architecture import LayeredModel, project, shifted, start_linear
 from graft.weights import Tree, Weights
 
 
@@ -25,6 +25,6 @@ class SAGE(LayeredModel):
         return Tree(neighbours=neighbours.weight, own=own.weight, bias=neighbours.bias)
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        both = hidden @ torch.cat([weights["neighbours"], weights["own"]], dim=2)
+        both = project(hidden, torch.cat([weights["neighbours"], weights["own"]], dim=2))
         neighbours, own = both.chunk(2, dim=2)
         return shifted(graph.mean @ neighbours + own, weights)

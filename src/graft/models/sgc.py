@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, linear, shifted, start_linear
+from graft.models.architecture import LayeredModel, linear, project, shifted, start_linear
 from graft.randomness import Stream
 from graft.weights import Tree, Weights
 
@@ -28,7 +28,7 @@ class SGC(LayeredModel):
 
     def embed(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Tensor:  # noqa: ARG002
         # Everything is linear, so the narrow embedding is spread, not the wide features.
-        hidden = graph.features @ weights["layer0"]["weight"]
+        hidden = project(graph.features, weights["layer0"]["weight"])
         for _ in range(self.hidden):
             hidden = graph.normalised @ hidden
         return shifted(hidden, weights["layer0"])
