@@ -103,7 +103,7 @@ class OneFleet:
         method = FedAvg()
         self.setup = Setup(method, "fedavg", graphs, [model] * len(graphs), device=device)
         self.engine = InProcess(self.setup)
-        self.server = Server(model, self.setup.models, len(graphs), 0, device)
+        self.server = Server(model, self.setup.models, len(graphs), 0, device, self.setup.architecture)
         method.start_server(self.server)
         counted = self.engine.ask(Request("count", 0, self.engine.members()))
         self.totals, self.nodes = counted.totals, counted.nodes

@@ -7,11 +7,19 @@ from graft.engines.in_process import InProcess
 from graft.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from graft.training import Training, fit
+from graft import training as loop
+from graft.training import Part, Training
 from graft.weights import Tree, leaves, map_tree, stack, take
 from tests.toy import gap, play, same, toy_setup
 
 TARGETS = torch.tensor([0.5, -1.0, 3.0])
+
+
+def fit(weights, loss, training, state, frozen=frozenset()):
+    """Train one part alone."""
+    part = Part(weights, lambda parts: loss(parts.one), state, frozen)
+    fitted, states, last = loop.fit({"one": part}, training)
+    return fitted.one, states.one, last["one"]
 
 
 def make_weights(clients=3, seed=0):
@@ -252,3 +260,29 @@ def test_two_models_of_one_client_have_optimisers_of_their_own():
     assert fleet.state.optimizer.large.steps.tolist() == [6, 6, 6]
     assert set(dict(fleet.labelled_losses("train"))) == {"train/small", "train/large"}
     assert same(take(start, 0), initial(fleet.model, 0))
+
+
+def test_parts_take_turns_and_see_each_other_as_they_are_by_then():
+    """By hand, SGD with step 0.5: a goes from 0 to 1 (target 2), then b from 0 to a = 1, halfway: 0.5; and again."""
+    parts = {
+        "a": Part(Tree(x=torch.zeros(1)), lambda parts: 0.5 * (parts.a.x - 2).square()),
+        "b": Part(Tree(x=torch.zeros(1)), lambda parts: 0.5 * (parts.b.x - parts.a.x.detach()).square()),
+    }
+    training = Training(epochs=2, optimizer="sgd", learning_rate=0.5, weight_decay=0.0)
+    fitted, _, last = loop.fit(parts, training)
+    assert fitted.a.x.tolist() == [1.5]
+    assert fitted.b.x.tolist() == [1.0]
+    assert last["b"].tolist() == [0.5 * (0.5 - 1.5) ** 2]
+    turned, _, _ = loop.fit(dict(reversed(parts.items())), training)
+    assert turned.b.x.tolist() == [0.5]  # first b against a = 0, then against a = 1
+
+
+def test_parts_have_optimisers_of_their_own():
+    start = make_weights()
+    together, states, _ = loop.fit(
+        {name: Part(start, lambda parts, name=name: bowl(parts[name])) for name in ("first", "second")}, Training()
+    )
+    alone, state, _ = fit(start, bowl, Training(), None)
+    assert same(together.first, alone)
+    assert same(together.second, alone)
+    assert same(states.first, state)

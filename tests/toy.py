@@ -112,6 +112,8 @@ def toy_setup(
         graphs=graphs,
         models=assigned,
         training=Training(**training),
+        width=width,
+        dropout=dropout,
         seed=seed,
         participation=participation,
         groups=groups,
@@ -141,6 +143,7 @@ def play(setup, rounds=2, engine=None, first=1, state=None):
         clients=len(models),
         seed=setup.seed,
         device=setup.device,
+        architecture=setup.architecture,
     )
     setup.method.start_server(server)
     server.state = state or server.state

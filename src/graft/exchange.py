@@ -141,6 +141,7 @@ class Server:
     clients: int
     seed: int
     device: torch.device
+    architecture: Callable[[str], Model]  # another architecture, for the same data and of the same width and dropout
     state: Tree = field(default_factory=Tree)
     round: int = 0
     records: dict[str, Any] = field(default_factory=dict)

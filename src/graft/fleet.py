@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from graft import training
 from graft.data.graphs import Graph
 from graft.graph import FleetGraph, lay_out
 from graft.randomness import Stream, seed_for, streams
-from graft.training import Training
+from graft.training import Part, Training, fit
 from graft.weights import Tree, Weights, spread
 
 if TYPE_CHECKING:
@@ -40,7 +39,14 @@ class Fleet:
     """What a step may see and do; tensors have a leading client axis."""
 
     def __init__(
-        self, clients: list[int], graph: FleetGraph, labels: Labels, model: Model, training: Training, seed: int
+        self,
+        clients: list[int],
+        graph: FleetGraph,
+        labels: Labels,
+        model: Model,
+        training: Training,
+        seed: int,
+        make: Callable[[str], Model],
     ) -> None:
         self.clients = clients  # their numbers in the federation
         self.graph = graph
@@ -48,6 +54,7 @@ class Fleet:
         self.model = model
         self.training = training
         self.seed = seed
+        self._make = make
         self.state = Tree()  # what these clients keep between steps
         self.losses: dict[str, Tensor] = {}  # last loss of every `fit` of the current step
         self.random: Stream
@@ -104,17 +111,33 @@ class Fleet:
         return (model or self.model)(weights, self.graph)
 
     def fit(self, weights: Weights, loss: Callable[[Tree], Tensor], name: str = "model") -> Tree:
-        """Train for the experiment's local epochs; `loss` gives one number a client.
+        """Train one model for the experiment's local epochs; `loss` gives one number a client.
 
         `name` tells apart the optimisers of a method that trains several models.
         """
+        return self.fit_in_turn({name: weights}, {name: lambda parts: loss(parts[name])})[name]  # type: ignore[no-any-return]
+
+    def fit_in_turn(
+        self, models: Mapping[str, Weights], losses: Mapping[str, Callable[[Tree], Tensor]], **frozen: frozenset[str]
+    ) -> Tree:
+        """Train several models: in every epoch each takes one step in turn, on its own loss of all of them.
+
+        Paths that a model must not train are those of this fleet's architecture, unless given under its name.
+        """
         optimizers = self.state.setdefault("optimizer", Tree())
-        fitted, optimizers[name], self.losses[name] = training.fit(
-            weights, loss, self.training, optimizers.get(name), frozen=self.model.frozen
-        )
-        if self.training.optimizer_state == "reset":
-            del optimizers[name]
+        parts = {
+            name: Part(models[name], loss, optimizers.get(name), frozen.get(name, self.model.frozen))
+            for name, loss in losses.items()
+        }
+        fitted, states, last = fit(parts, self.training)
+        self.losses.update(last)
+        if self.training.optimizer_state == "persistent":
+            optimizers.update(states)
         return fitted
+
+    def architecture(self, name: str) -> Model:
+        """Another architecture, for the data and with the width and dropout of this experiment."""
+        return self._make(name)
 
     @cached_property
     def train_nodes(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +184,7 @@ class Fleet:
         """Some of the clients as a fleet of their own, without state."""
         clients = [self.clients[position] for position in chosen]
         graph, labels = self.graph.select(chosen), self.labels.select(chosen)
-        return Fleet(clients, graph, labels, self.model, self.training, self.seed)
+        return Fleet(clients, graph, labels, self.model, self.training, self.seed, self._make)
 
 
 def initial(model: Model, seed: int) -> Tree:
@@ -176,6 +199,7 @@ def build_fleet(
     training: Training,
     seed: int,
     device: torch.device,
+    make: Callable[[str], Model],
     groups: np.ndarray | None = None,
 ) -> Fleet:
     """Lay the graphs of some clients out on a device."""
@@ -191,7 +215,7 @@ def build_fleet(
     owners = torch.zeros(shape, dtype=torch.int64) if groups is None else torch.from_numpy(groups).unsqueeze(0)
     group_count = 1 if groups is None else int(groups.max()) + 1
     labels = Labels(classes.to(device), masks.to(device), owners.to(device), group_count)
-    return Fleet(clients, graph, labels, model, training, seed)
+    return Fleet(clients, graph, labels, model, training, seed, make)
 
 
 def group_clients(models: Sequence[Model], graphs: Sequence[Graph]) -> list[list[int]]:

@@ -24,39 +24,44 @@ class Training:
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"  # what a client's vote in an average counts
 
 
-def fit(
-    weights: Weights,
-    loss: Callable[[Tree], Tensor],
-    training: Training,
-    state: Tree | None,
-    *,
-    frozen: frozenset[str] = frozenset(),
-) -> tuple[Tree, Tree, Tensor]:
-    """Train stacked weights for a few epochs; returns weights, optimiser state and each client's last loss.
+@dataclass(frozen=True)
+class Part:
+    """One model in training: its stacked weights, its loss and its optimiser."""
 
-    The loss returns one number a client. Their sum gives every client exactly its own gradient, and both
-    optimisers work element by element, so a fleet trains as its clients would alone.
+    weights: Weights
+    loss: Callable[[Tree], Tensor]  # of all parts, by name; gives one number a client
+    state: Tree | None = None  # of the optimiser, None before its first step
+    frozen: frozenset[str] = frozenset()  # paths that are not trained
+
+
+def fit(parts: dict[str, Part], training: Training) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    """Train for a few epochs; returns weights, optimiser states and each client's last losses, part by part.
+
+    In every epoch each part takes one step in turn, against the others as they are by then. A loss returns one
+    number a client: their sum gives every client exactly its own gradient, and both optimisers work element by
+    element, so a fleet trains as its clients would alone.
     """
-    flat = {path: leaf.detach().clone(memory_format=torch.contiguous_format) for path, leaf in leaves(weights)}
-    trained = {path: leaf for path, leaf in flat.items() if leaf.is_floating_point() and path not in frozen}
-    for leaf in trained.values():
-        leaf.requires_grad_()
-    tree = grow(flat)
     start, update = OPTIMIZERS[training.optimizer]
-    if state is None or training.optimizer_state == "reset":
-        state = start(trained)
-    clients = len(next(iter(flat.values())))
-    last = torch.zeros(clients)
+    tree, states, last = Tree(), Tree(), {}
+    trained: dict[str, dict[str, Tensor]] = {}
+    for name, part in parts.items():
+        # The fused kernels walk over raw memory, so weights and gradients must be laid out plainly.
+        flat = {path: leaf.detach().clone(memory_format=torch.contiguous_format) for path, leaf in leaves(part.weights)}
+        floating = {path: leaf for path, leaf in flat.items() if leaf.is_floating_point()}
+        trained[name] = {path: leaf.requires_grad_() for path, leaf in floating.items() if path not in part.frozen}
+        fresh = part.state is None or training.optimizer_state == "reset"
+        tree[name], states[name] = grow(flat), start(trained[name]) if fresh else part.state
     for _ in range(training.epochs):
-        values = loss(tree)
-        gradients = torch.autograd.grad(values.sum(), list(trained.values()), allow_unused=True)
-        # The fused kernel walks over raw memory: a gradient that is a slice of another must be laid out anew.
-        used = {path: part.contiguous() for path, part in zip(trained, gradients, strict=True) if part is not None}
-        with torch.no_grad():
-            update(trained, used, state, training)
-        last = values.detach()
-        del values, gradients, used  # or the next epoch would hold two sets of gradients
-    return map_tree(Tensor.detach, tree), state, last
+        for name, part in parts.items():
+            values = part.loss(tree)
+            gradients = torch.autograd.grad(values.sum(), list(trained[name].values()), allow_unused=True)
+            found = zip(trained[name], gradients, strict=True)
+            used = {path: gradient.contiguous() for path, gradient in found if gradient is not None}
+            with torch.no_grad():
+                update(trained[name], used, states[name], training)
+            last[name] = values.detach()
+            del values, gradients, found, used  # or the next step would hold two sets of gradients
+    return map_tree(Tensor.detach, tree), states, last
 
 
 def start_adam(trained: dict[str, Tensor]) -> Tree:

@@ -43,7 +43,7 @@ def layout(request):
 def make_fleet(name, head="linear", sparse=False, dropout=0.0, graphs=None, clients=None, **training):
     graphs = graphs or toy_graphs(sparse=sparse)
     model = build_model(name, graphs[0].features, CLASSES, width=WIDTH, dropout=dropout, head=head)
-    return build_fleet(clients or list(range(len(graphs))), graphs, model, Training(**training), 0, CPU)
+    return build_fleet(clients or list(range(len(graphs))), graphs, model, Training(**training), 0, CPU, make=None)
 
 
 # Stock layers --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from graft.data.graphs import Graph
 from graft.errors import RunError
 from graft.fleet import Fleet, build_fleet
 from graft.method import Method
-from graft.models.architecture import Model
+from graft.models import Model, build_model
 from graft.training import Training
 
 
@@ -24,6 +24,8 @@ class Setup:
     graphs: list[Graph]
     models: list[Model]
     training: Training = field(default_factory=Training)
+    width: int = 64
+    dropout: float = 0.5
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     participation: float = 1.0
@@ -37,7 +39,13 @@ class Setup:
     def fleet(self, clients: list[int]) -> Fleet:
         """Some clients as a fleet that has not started yet."""
         graphs = [self.graphs[client] for client in clients]
-        return build_fleet(clients, graphs, self.models[clients[0]], self.training, self.seed, self.device, self.groups)
+        model, make = self.models[clients[0]], self.architecture
+        return build_fleet(clients, graphs, model, self.training, self.seed, self.device, make, self.groups)
+
+    def architecture(self, name: str) -> Model:
+        """An architecture for this federation's data, of the experiment's width and dropout."""
+        graph = self.graphs[0]
+        return build_model(name, graph.features, graph.classes, width=self.width, dropout=self.dropout)
 
 
 class StepFailed(RunError):

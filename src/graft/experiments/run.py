@@ -170,6 +170,8 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
         graphs=graphs,
         models=assigned,
         training=experiment.training,
+        width=experiment.width,
+        dropout=experiment.dropout,
         seed=experiment.seed,
         device=experiment.torch_device(),
         participation=1.0 if pooled else experiment.participation,
@@ -234,6 +236,7 @@ class Game:
             clients=len(models),
             seed=experiment.seed,
             device=self.setup.device,
+            architecture=self.setup.architecture,
         )
         method.start_server(server)
         first = 1
