@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from graft import training as loop
 from graft.engines.in_process import InProcess
 from graft.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from graft import training as loop
 from graft.training import Part, Training
 from graft.weights import Tree, leaves, map_tree, stack, take
 from tests.toy import gap, play, same, toy_setup
