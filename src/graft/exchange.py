@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Replies:
-    """The answers of the asked clients: `replies.model` is stacked in client order, `replies[3]` is one client's."""
+    """The answers of the asked clients: `replies.model` is stacked in client order, `replies[3]` is one client's.
+
+    Answers of different sizes, which a step with `fleet=False` may give, cannot be stacked: read them one by one.
+    """
 
     def __init__(self, parts: Sequence[tuple[list[int], Any]]) -> None:
         """Each part holds the numbers of some clients and their answers, stacked along the first axis."""
@@ -111,6 +114,12 @@ class Clients:
         """All clients of the federation, whether they take part in this round or not."""
         return Clients(self._engine, self.round, self._engine.members(), self._traffic, self._turns)
 
+    def only(self, members: Sequence[int]) -> Clients:
+        """Some of the clients that take part in this round."""
+        return Clients(
+            self._engine, self.round, [one for one in self.members if one in members], self._traffic, self._turns
+        )
+
     def ask(self, step: Callable[..., Any], message: Any = None, each: Mapping[int, Any] | None = None) -> Replies:
         """Run a step at the clients; `message` goes to all of them, `each` holds one message a client instead."""
         name = step.__name__
@@ -144,6 +153,7 @@ class Server:
     architecture: Callable[[str], Model]  # another architecture, for the same data and of the same width and dropout
     state: Tree = field(default_factory=Tree)
     round: int = 0
+    rounds: int = 100  # how many the run will have, for schedules
     records: dict[str, Any] = field(default_factory=dict)
 
     def initial(self, model: Model | None = None) -> Tree:

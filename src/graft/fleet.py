@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -101,24 +101,37 @@ class Fleet:
         """Initial weights: every client, and the server, starts one architecture at the same point."""
         return spread(initial(model or self.model, self.seed), len(self.clients), self.device)  # type: ignore[no-any-return]
 
-    def forward(self, weights: Weights, model: Model | None = None) -> Output:
-        """Predictions in training mode: dropout on, gradients kept."""
-        return (model or self.model)(weights, self.graph, self.random)
+    def forward(self, weights: Weights, model: Model | None = None, graph: FleetGraph | None = None) -> Output:
+        """Predictions in training mode, dropout on and gradients kept; `graph` may be a view of the fleet's own."""
+        return (model or self.model)(weights, graph or self.graph, self.random)
 
     @torch.no_grad()
-    def predict(self, weights: Weights, model: Model | None = None) -> Output:
+    def predict(self, weights: Weights, model: Model | None = None, graph: FleetGraph | None = None) -> Output:
         """Predictions in evaluation mode, without gradient."""
-        return (model or self.model)(weights, self.graph)
+        return (model or self.model)(weights, graph or self.graph)
 
-    def fit(self, weights: Weights, loss: Callable[[Tree], Tensor], name: str = "model") -> Tree:
+    def fit(
+        self,
+        weights: Weights,
+        loss: Callable[[Tree], Tensor],
+        name: str = "model",
+        frozen: frozenset[str] | None = None,
+    ) -> Tree:
         """Train one model for the experiment's local epochs; `loss` gives one number a client.
 
-        `name` tells apart the optimisers of a method that trains several models.
+        `name` tells apart the optimisers of a method that trains several models. `frozen` are paths that are not
+        trained: those of this fleet's architecture, unless given because its weights are a branch of a larger tree.
         """
-        return self.fit_in_turn({name: weights}, {name: lambda parts: loss(parts[name])})[name]  # type: ignore[no-any-return]
+        paths = {} if frozen is None else {name: frozen}
+        fitted = self.fit_in_turn({name: weights}, {name: lambda parts: loss(parts[name])}, frozen=paths)
+        return fitted[name]  # type: ignore[no-any-return]
 
     def fit_in_turn(
-        self, models: Mapping[str, Weights], losses: Mapping[str, Callable[[Tree], Tensor]], **frozen: frozenset[str]
+        self,
+        models: Mapping[str, Weights],
+        losses: Mapping[str, Callable[[Tree], Tensor]],
+        epochs: int | None = None,
+        frozen: Mapping[str, frozenset[str]] | None = None,
     ) -> Tree:
         """Train several models: in every epoch each takes one step in turn, on its own loss of all of them.
 
@@ -126,10 +139,11 @@ class Fleet:
         """
         optimizers = self.state.setdefault("optimizer", Tree())
         parts = {
-            name: Part(models[name], loss, optimizers.get(name), frozen.get(name, self.model.frozen))
+            name: Part(models[name], loss, optimizers.get(name), (frozen or {}).get(name, self.model.frozen))
             for name, loss in losses.items()
         }
-        fitted, states, last = fit(parts, self.training)
+        settings = self.training if epochs is None else replace(self.training, epochs=epochs)
+        fitted, states, last = fit(parts, settings)
         self.losses.update(last)
         if self.training.optimizer_state == "persistent":
             optimizers.update(states)
@@ -159,10 +173,13 @@ class Fleet:
         per_node = functional.cross_entropy(picked.flatten(0, 1), labels.flatten(), reduction="none")
         return (per_node.view_as(shares) * shares).sum(1)
 
-    @torch.no_grad()
     def correct(self, weights: Weights) -> Tensor:
-        """Nodes classified correctly: [clients, groups, 3] for training, validation and test nodes."""
-        right = self.predict(weights).logits.argmax(2) == self.labels.classes
+        """Nodes that a model classifies correctly: [clients, groups, 3] for training, validation and test nodes."""
+        return self.count_correct(self.predict(weights).logits)
+
+    def count_correct(self, logits: Tensor) -> Tensor:
+        """The same for logits that are there already."""
+        right = logits.argmax(2) == self.labels.classes
         return self._count(self.labels.masks & right.unsqueeze(1))
 
     def totals(self) -> Tensor:

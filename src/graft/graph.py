@@ -8,22 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from graft.data.graphs import Graph
+from graft.randomness import Stream
 from graft.sparse import BlockSparse
+
+
+class MaskedFeatures:
+    """Features with some columns set to zero: the mask goes onto the weights, so the features are never copied."""
+
+    def __init__(self, features: Tensor | BlockSparse, columns: Tensor) -> None:
+        self.features = features
+        self.columns = columns  # float [clients, features]: 1 kept, 0 hidden
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        return self.features @ (self.columns.unsqueeze(2) * weight)
+
+    def dense(self) -> Tensor:
+        features = self.features if isinstance(self.features, Tensor) else self.features.dense()
+        return features * self.columns.unsqueeze(1)
 
 
 class FleetGraph:
     """What models see of the data of a fleet."""
 
-    def __init__(self, neighbours: BlockSparse, features: Tensor | BlockSparse, sizes: Tensor) -> None:
-        self.neighbours = neighbours  # A: both directions, no self-loops
-        self.features = features  # dense [clients, nodes, features] or block-diagonal; either way `features @ weights`
+    def __init__(
+        self,
+        neighbours: BlockSparse,
+        features: Any,
+        sizes: Tensor,
+        whole: FleetGraph | None = None,
+    ) -> None:
+        self.neighbours = neighbours  # A: both directions, no self-loops; in a view, 0 for an edge that is left out
+        self.features = features  # dense [clients, nodes, features], block-diagonal or masked: `features @ weights`
         self.sizes = sizes  # int64 [clients], without the spare nodes
+        self.whole = whole  # what this is a view of
 
     @property
     def clients(self) -> int:
@@ -41,36 +65,50 @@ class FleetGraph:
     @cached_property
     def degree(self) -> Tensor:
         """Neighbours of every node, [clients, nodes]."""
-        return self.neighbours.starts.diff().view(self.clients, self.nodes).float()
+        kept = self.neighbours.values
+        counts = self.neighbours.starts.diff().float() if kept is None else self.neighbours.row_sums(kept)
+        return counts.view(self.clients, self.nodes)
 
     @cached_property
     def mean(self) -> BlockSparse:
         """D^-1 A: the mean over neighbours, zero for a node without any."""
         inverse = self.degree.flatten().clamp(min=1).reciprocal()
         pattern = self.neighbours
-        return pattern.with_values(inverse[pattern.row_of], inverse[pattern.columns])
+        kept = 1.0 if pattern.values is None else pattern.values
+        return pattern.with_values(inverse[pattern.row_of] * kept, inverse[pattern.columns] * kept)
 
     @cached_property
-    def looped(self) -> BlockSparse:
-        """The pattern of A + I."""
+    def _loop_order(self) -> Tensor:
+        """How the entries of A followed by those of I come to stand in A + I."""
         total = self.clients * self.nodes
         every = torch.arange(total, device=self.sizes.device)
         rows = torch.cat([self.neighbours.row_of, every])
-        columns = torch.cat([self.neighbours.columns.long(), every])
-        order = torch.argsort(rows * total + columns)
+        return torch.argsort(rows * total + torch.cat([self.neighbours.columns.long(), every]))
+
+    @cached_property
+    def looped(self) -> BlockSparse:
+        """A + I."""
+        if self.whole is not None:
+            kept = self.neighbours.values
+            assert kept is not None
+            both = torch.cat([kept, kept.new_ones(self.clients * self.nodes)])
+            return self.whole.looped.with_values(both[self.whole._loop_order])
+        total = self.clients * self.nodes
+        every = torch.arange(total, dtype=torch.int32, device=self.sizes.device)
+        columns = torch.cat([self.neighbours.columns, every])[self._loop_order]
         starts = self.neighbours.starts + torch.arange(total + 1, dtype=torch.int32, device=every.device)
-        shape = (self.nodes, self.nodes)
-        return BlockSparse(starts, columns[order].to(torch.int32), None, self.clients, shape).with_values(None)
+        return BlockSparse(starts, columns, None, self.clients, (self.nodes, self.nodes)).with_values(None)
 
     @cached_property
     def normalised(self) -> BlockSparse:
         """D^-1/2 (A + I) D^-1/2 with the degrees of A + I."""
         scale = (self.degree.flatten() + 1).rsqrt()
         pattern = self.looped
-        return pattern.with_values(scale[pattern.row_of] * scale[pattern.columns])
+        values = scale[pattern.row_of] * scale[pattern.columns]
+        return pattern.with_values(values if pattern.values is None else values * pattern.values)
 
     def with_loops(self, heads: int) -> BlockSparse:
-        """The pattern of A + I, once for every attention head of every client."""
+        """A + I, once for every attention head of every client."""
         if heads not in self._heads:
             self._heads[heads] = self.looped.select([client for client in range(self.clients) for _ in range(heads)])
         return self._heads[heads]
@@ -78,6 +116,33 @@ class FleetGraph:
     @cached_property
     def _heads(self) -> dict[int, BlockSparse]:
         return {}
+
+    @cached_property
+    def edge_of(self) -> tuple[Tensor, int]:
+        """For every entry of A its undirected edge, counted within its client; and the most edges a client has."""
+        total = self.clients * self.nodes
+        rows, columns = self.neighbours.row_of, self.neighbours.columns.long()
+        pairs = torch.minimum(rows, columns) * total + torch.maximum(rows, columns)
+        unique, edge = torch.unique(pairs, return_inverse=True)
+        owner = torch.div(unique, total * self.nodes, rounding_mode="floor")
+        counts = torch.bincount(owner, minlength=self.clients)
+        first = counts.cumsum(0) - counts
+        return edge - first[rows // self.nodes], int(counts.max()) if len(unique) else 0
+
+    def perturbed(self, random: Stream, edges: float, features: float) -> FleetGraph:
+        """A view without a share of the edges, both directions of each together, and of the feature columns."""
+        edge, most = self.edge_of
+        kept = random.keep(edges, 1, max(most, 1)).flatten(1)
+        values = kept[self.neighbours.row_of // self.nodes, edge].float()
+        columns = random.keep(features, 1, self.width).flatten(1).float()
+        return FleetGraph(
+            self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, whole=self
+        )
+
+    @property
+    def width(self) -> int:
+        """The number of features of a node."""
+        return int(self.features.shape[2] if isinstance(self.features, Tensor) else self.features.width)
 
     def select(self, chosen: list[int]) -> FleetGraph:
         """The graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made again."""

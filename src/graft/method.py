@@ -24,7 +24,8 @@ def step(*, fleet: bool) -> Callable[[Step], Step]: ...
 def step(function: Any = None, *, fleet: bool = True) -> Any:
     """Mark a method that runs where the data is; only what it returns leaves.
 
-    With `fleet=False` it is given its clients one at a time.
+    With `fleet=False` it is given its clients one at a time and never recorded for replay on a GPU: such a step may
+    look at values, and its reply may have a size of its own for every client.
     """
 
     def mark(function: Step) -> Step:
@@ -68,10 +69,14 @@ class Method:
         """The model all clients hold in common after the round, if the method has one."""
         return None
 
+    def answers(self, fleet: Fleet) -> Tensor:
+        """What each client says of its nodes, as logits: its own model's, unless the method classifies otherwise."""
+        return fleet.predict(self.personal(fleet)).logits
+
     @step
     def score(self, fleet: Fleet) -> dict[str, Tensor]:
-        """How many nodes each client's own model gets right."""
-        return {"correct": fleet.correct(self.personal(fleet))}
+        """How many nodes each client gets right by itself."""
+        return {"correct": fleet.count_correct(self.answers(fleet))}
 
     @step
     def score_shared(self, fleet: Fleet, model: Weights) -> dict[str, Tensor]:

@@ -153,7 +153,8 @@ class _Product(torch.autograd.Function):
 def attention(pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float) -> Tensor:
     """For every node the mean of its neighbours' values, weighted by softmax(leaky_relu(target + source)).
 
-    `target` and `source` are [blocks, rows], `values` [blocks, rows, d]; the pattern is symmetric.
+    `target` and `source` are [blocks, rows], `values` [blocks, rows, d]; the pattern is symmetric, and every row
+    has an entry that is not zero.
     """
     return _Attention.apply(pattern, target, source, values, slope)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -166,6 +167,8 @@ class _Attention(torch.autograd.Function):
         rows, columns = pattern.row_of, pattern.columns
         raw = target.flatten()[rows] + source.flatten()[columns]
         score = functional.leaky_relu(raw, slope)
+        if pattern.values is not None:  # an edge that is left out of a view gets no attention
+            score = score.masked_fill(pattern.values == 0, -torch.inf)
         most = torch.full_like(target.flatten(), -torch.inf).scatter_reduce_(0, rows, score, "amax")
         share = (score - most[rows]).exp_()
         share /= pattern.row_sums(share)[rows]

@@ -50,11 +50,11 @@ class InProcess:
             if not chosen:
                 continue
             for group in [chosen] if takes_fleets else [[position] for position in chosen]:
-                parts.append(self._run(function, request, fleet, group))
+                parts.append(self._run(function, request, fleet, group, record=takes_fleets))
         return Replies(parts)
 
     def _run(
-        self, function: Callable[..., Any], request: Request, whole: Fleet, chosen: list[int]
+        self, function: Callable[..., Any], request: Request, whole: Fleet, chosen: list[int], *, record: bool
     ) -> tuple[list[int], Any]:
         step, round = request.step, request.round
         everyone = len(chosen) == len(whole.clients) and self._setup.participation == 1
@@ -67,7 +67,7 @@ class InProcess:
             if request.each is not None:
                 received = stack([request.each[client] for client in fleet.clients])
                 reply = function(fleet, map_tree(lambda leaf: leaf.to(fleet.device), received))
-            elif everyone and id(whole) in self._recorders:
+            elif everyone and record and id(whole) in self._recorders:
                 reply = self._recorders[id(whole)].run(function, fleet, step, request.message)
             else:
                 reply = function(fleet, *given(request.message, fleet))

@@ -117,6 +117,7 @@ def serve(pipe: Connection, setup: Setup, client: int) -> None:
     torch.set_num_threads(1)
     fleet = setup.fleet([0])
     fleet.clients = [client]
+    fleet.begin(0, "start")  # again, now that its random draws are that client's
     setup.method.start_client(fleet)
     while True:
         try:

@@ -237,6 +237,7 @@ class Game:
             seed=experiment.seed,
             device=self.setup.device,
             architecture=self.setup.architecture,
+            rounds=experiment.rounds,
         )
         method.start_server(server)
         first = 1

@@ -37,6 +37,8 @@ class OwnModel(Model):
         features = graph.features
         x = features[0] if isinstance(features, Tensor) else features.dense()[0]
         edges = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()])
+        if graph.neighbours.values is not None:
+            edges = edges[:, graph.neighbours.values > 0]
         self.module.train(random is not None)
         if random is None:
             result = torch.func.functional_call(self.module, flat, (x, edges))

@@ -1,0 +1,216 @@
+"""FedGKC. Federated graph knowledge collaboration: clients with different graph neural networks learn from each
+other through a small copilot model that travels (arXiv 2501.12624)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.errors import InputError
+from graft.losses import divergence, mean_over
+from graft.method import Method, step
+from graft.weights import Tree, Weights, weighted_mean
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+    from graft.graph import FleetGraph
+
+VIEWS = {  # preset: (edges, features) left out of the weak view, (edges, features) left out of the strong one
+    "graft": ((0.2, 0.2), (0.5, 0.4)),
+    "fgssl": ((0.3, 0.3), (0.8, 0.5)),
+    "light": ((0.1, 0.1), (0.3, 0.3)),
+}
+
+
+@dataclass(frozen=True)
+class FedGKC(Method):
+    """Clients keep models of any shape; a small copilot of one shape travels and is averaged by what it knows."""
+
+    copilot: str = "gcn"  # architecture of the travelling model
+    alpha: float = 0.6  # weight of the labels in both losses
+    beta: float = 0.2  # weight of the neighbourhood distillation; the rest, 1 - alpha - beta, is for the predictions
+    feedback: float = 1.0  # how much the copilot imitates its local model: 1 in the paper, 0 learns from labels alone
+    smoothing: float = 0.1  # lambda: how much over-smoothing lowers a client's knowledge
+    self_weight: float = 1.0  # weight of the distillation between two views of the graph
+    views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
+    schedule: Literal["interleaved", "block"] = "interleaved"  # copilot and local model in turn, or one after the other
+    copilot_epochs: int = 0  # epochs of the copilot in a block schedule; 0 means as many as the local model's
+    detach_weak: bool = True  # the weak view teaches the strong one and is not taught by it
+    neigh_reduction: Literal["sum", "mean"] = "sum"  # over the neighbours of a node
+    mse_reduction: Literal["mean", "sum_dim"] = "mean"  # over the coordinates of an embedding
+    neigh_projection: bool = False  # a private linear map to the copilot's width, for clients of another width
+    smkd: bool = True  # off: labels and predictions only, as in mutual learning
+    kama: bool = True  # off: averaged by size alone
+    self_distill: bool = True  # off: no views
+    mutual: bool = True  # off: the two models do not teach each other
+    strength: bool = True  # off: confidence does not count as knowledge
+    clarity1: bool = True  # off: the margin over the other classes does not count
+    clarity2: bool = True  # off: over-smoothing does not count
+
+    def __post_init__(self) -> None:
+        if min(self.alpha, self.beta, 1 - self.alpha - self.beta) < -1e-9:
+            raise InputError(f"alpha {self.alpha} and beta {self.beta} must be at least 0 and add up to at most 1.")
+        if min(self.feedback, self.smoothing, self.self_weight, self.copilot_epochs) < 0:
+            raise InputError("feedback, smoothing, self_weight and copilot_epochs must be at least 0.")
+
+    def start_server(self, server: Server) -> None:
+        server.state.copilot = server.initial(server.architecture(self.copilot))
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        width, wanted = width_of(fleet.model), width_of(fleet.architecture(self.copilot))
+        if self.neigh_projection:
+            start = torch.eye(width, wanted, device=fleet.device)
+            fleet.state.projection = Tree(weight=start.expand(len(fleet.clients), -1, -1))
+        elif self.neighbours_matter and width != wanted:
+            raise InputError(
+                f"The neighbourhood distillation compares embeddings of width {width} with the copilot's {wanted}: "
+                "use one width, or set neigh_projection, or beta to 0."
+            )
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train, server.state.copilot)
+        volume = replies.size.double() / replies.size.sum()
+        knowledge = replies.knowledge.double().clamp(min=0)  # Eq. 8 goes negative for a near-uniform copilot
+        known = knowledge.sum() > 1e-8
+        trusted = torch.where(known, knowledge / knowledge.sum().clamp(min=1e-8), volume)
+        shares = (volume + trusted) / 2 if self.kama else volume
+        server.state.copilot = weighted_mean(replies.copilot, shares)
+        server.record(
+            strength=replies.strength,
+            clarity=replies.clarity,
+            knowledge=replies.knowledge,
+            volume_weight=volume,
+            weight=shares,
+            fell_back=~known,
+            negative=(replies.knowledge < 0).sum(),
+        )
+
+    @step
+    def train(self, fleet: Fleet, copilot: Weights) -> Tree:
+        """Self-mutual knowledge distillation, then what the copilot knows."""
+        models = {"copilot": copilot, "model": fleet.state.model}
+        if self.neigh_projection:
+            models["model"] = Tree(model=fleet.state.model, projection=fleet.state.projection)
+        losses = {"copilot": partial(self.copilot_loss, fleet), "model": partial(self.local_loss, fleet)}
+        # Buffers of your own module stand one level deeper when the projection is trained with it.
+        own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
+        frozen = {"copilot": fleet.architecture(self.copilot).frozen, "model": frozenset(own)}
+        if self.schedule == "interleaved":
+            trained = fleet.fit_in_turn(models, losses, frozen=frozen)
+        else:
+            trained = Tree(models)
+            for name, epochs in (("copilot", self.copilot_epochs or None), ("model", None)):
+                others = {other: trained[other] for other in models if other != name}
+                loss = losses[name]
+                fitted = fleet.fit_in_turn(
+                    {name: trained[name]},
+                    {name: lambda parts, loss=loss, others=others: loss(Tree(others | parts))},  # type: ignore[misc]
+                    epochs,
+                    frozen,
+                )
+                trained[name] = fitted[name]
+        fleet.state.model = trained.model
+        if self.neigh_projection:
+            fleet.state.model, fleet.state.projection = trained.model.model, trained.model.projection
+        strength, clarity = self.knowledge(fleet, trained.copilot)
+        return Tree(
+            copilot=trained.copilot,
+            size=fleet.size,
+            strength=strength,
+            clarity=clarity,
+            knowledge=strength + clarity,
+        )
+
+    @property
+    def neighbours_matter(self) -> bool:
+        return self.smkd and self.mutual and self.beta > 0
+
+    def copilot_loss(self, fleet: Fleet, models: Tree) -> Tensor:
+        """Eq. 2: labels, and what the local model says."""
+        model = fleet.architecture(self.copilot)
+        output = fleet.forward(models.copilot, model)
+        loss = self.alpha * fleet.cross_entropy(output.logits)
+        if not self.mutual or self.feedback == 0:
+            return loss
+        teacher = fleet.predict(self.local(models))
+        taught = divergence(teacher.logits, output.logits, fleet.graph.real)
+        if not self.smkd:
+            return loss + self.feedback * (1 - self.alpha) * taught
+        lesson = (1 - self.alpha - self.beta) * taught
+        if self.beta:
+            embedding = self.projected(models, teacher.embedding).detach()
+            lesson = lesson + self.beta * self.neighbourhood(fleet.graph, embedding, output.embedding)
+        return loss + self.feedback * lesson
+
+    def local_loss(self, fleet: Fleet, models: Tree) -> Tensor:
+        """Eq. 5: labels, what the copilot says, and agreement between two views."""
+        output = fleet.forward(self.local(models))
+        loss = self.alpha * fleet.cross_entropy(output.logits)
+        if self.mutual:
+            teacher = fleet.predict(models.copilot, fleet.architecture(self.copilot))
+            taught = divergence(teacher.logits, output.logits, fleet.graph.real)
+            if not self.smkd:
+                return loss + (1 - self.alpha) * taught
+            loss = loss + (1 - self.alpha - self.beta) * taught
+            if self.beta:
+                student = self.projected(models, output.embedding)
+                loss = loss + self.beta * self.neighbourhood(fleet.graph, teacher.embedding, student)
+        if self.smkd and self.self_distill and self.self_weight:
+            loss = loss + self.self_weight * self.agreement(fleet, self.local(models))
+        return loss
+
+    def local(self, models: Tree) -> Weights:
+        return models.model.model if self.neigh_projection else models.model  # type: ignore[no-any-return]
+
+    def projected(self, models: Tree, embedding: Tensor) -> Tensor:
+        return embedding @ models.model.projection.weight if self.neigh_projection else embedding
+
+    def neighbourhood(self, graph: FleetGraph, teacher: Tensor, student: Tensor) -> Tensor:
+        """Eq. 1: every node is taught by the embeddings of its neighbours and its own."""
+        wanted = functional.log_softmax(teacher.detach(), 2)
+        weights = wanted.exp()
+        # sum_j KL(t_j || s_i) = sum_j t_j log t_j - (sum_j t_j) log s_i: a sparse product, nothing of edges by width.
+        around = graph.looped @ torch.cat([weights, (weights * wanted).sum(2, keepdim=True)], dim=2)
+        found = functional.log_softmax(student, 2)
+        per_node = around[:, :, -1] - (around[:, :, :-1] * found).sum(2)
+        if self.neigh_reduction == "mean":
+            per_node = per_node / (graph.degree + 1)
+        return mean_over(per_node, graph.real)
+
+    def agreement(self, fleet: Fleet, weights: Weights) -> Tensor:
+        """Eq. 4: the strongly perturbed view learns from the weakly perturbed one."""
+        weak_rates, strong_rates = VIEWS[self.views]
+        weak_view = fleet.graph.perturbed(fleet.random, *weak_rates)
+        strong_view = fleet.graph.perturbed(fleet.random, *strong_rates)
+        look = fleet.predict if self.detach_weak else fleet.forward
+        weak, strong = look(weights, graph=weak_view), fleet.forward(weights, graph=strong_view)
+        gap = (weak.embedding - strong.embedding).square()
+        squared = gap.mean(2) if self.mse_reduction == "mean" else gap.sum(2)
+        wanted, found = weak.logits.log_softmax(2), strong.logits.log_softmax(2)
+        return mean_over(squared + (wanted.exp() * (wanted - found)).sum(2), fleet.graph.real)
+
+    def knowledge(self, fleet: Fleet, copilot: Weights) -> tuple[Tensor, Tensor]:
+        """Eqs. 7 and 8: how sure the copilot is, and how clear and how little smoothed, one number a client."""
+        chances = fleet.predict(copilot, fleet.architecture(self.copilot)).logits.softmax(2)
+        return knowledge_of(self, fleet.graph, chances)
+
+
+def knowledge_of(method: FedGKC, graph: FleetGraph, chances: Tensor) -> tuple[Tensor, Tensor]:
+    """Strength and clarity of predictions [clients, nodes, classes], each a mean over a client's nodes."""
+    best = chances.amax(2)
+    margin = (2 * best - 1) / max(chances.shape[2] - 1, 1)
+    unit = functional.normalize(chances, dim=2, eps=1e-12)
+    alike = ((graph.neighbours @ unit) * unit).sum(2) / graph.degree.clamp(min=1)
+    clarity = method.clarity1 * margin - method.clarity2 * method.smoothing * alike
+    return mean_over(method.strength * best, graph.real), mean_over(clarity, graph.real)
+
+
+def width_of(model: object) -> int:
+    return getattr(model, "width", 0)

@@ -1,0 +1,184 @@
+"""FedKD. Wu, Wu, Lyu, Huang and Xie: Communication-efficient federated learning via knowledge distillation.
+Nature Communications 13, 2022."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from graft.errors import InputError
+from graft.losses import Nodes, divergence, mean_over, nodes_of
+from graft.method import Method, step
+from graft.weights import Tree, Weights, map_tree, stack, take, weighted_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+    from graft.models.architecture import Output
+
+
+@dataclass(frozen=True)
+class FedKD(Method):
+    """A private mentor of any shape and a small mentee teach each other, the less the more both still err; updates of
+    the mentee travel as the largest singular values of each matrix.
+
+    What is compressed is the update, never the weights, and the server applies what clients can rebuild, so all
+    copies of the mentee stay equal. The attention term of the original, which is about transformers, is left out.
+    """
+
+    mentee: str = "gcn"  # architecture of the model that travels
+    distil: float = 1.0  # weight of the mutual distillation; 0 leaves mentor and mentee alone
+    hidden: float = 1.0  # weight of the distance between the mentor's embedding and the mentee's, projected
+    kd_nodes: Nodes = "train"  # where the two are compared: on training nodes, or on all nodes of the client
+    compress: bool = True  # whether matrices travel as factors; without it as they are
+    energy_start: float = 0.95  # share of a matrix's squared singular values that factors keep before the first round
+    energy_end: float = 0.98  # the same in the last round, with a straight line between
+    weighting: Literal["uniform", "by_weight"] = "uniform"  # all updates alike, or by the experiment's weight_by
+
+    def __post_init__(self) -> None:
+        for name in ("distil", "hidden"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        for name in ("energy_start", "energy_end"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be above 0 and at most 1.")
+
+    def start_server(self, server: Server) -> None:
+        server.state.mentee = server.initial(server.architecture(self.mentee))
+        server.state.current = torch.ones(server.clients, dtype=torch.bool)  # which clients have that very mentee
+
+    def start_client(self, fleet: Fleet) -> None:
+        model = fleet.architecture(self.mentee)
+        fleet.state.model = fleet.initial()
+        fleet.state.mentee = fleet.initial(model)
+        fleet.state.change = map_tree(torch.zeros_like, fleet.state.mentee)
+        inputs = fleet.predict(fleet.state.mentee, model).embedding.shape[2]
+        outputs = fleet.predict(fleet.state.model).embedding.shape[2]
+        draws = fleet.random.uniform(inputs * outputs).view(-1, inputs, outputs)
+        fleet.state.projection = (2 * draws - 1) * inputs**-0.5
+
+    def round(self, server: Server, clients: Clients) -> None:
+        current = server.state.current.tolist()
+        behind = clients.only([client for client in clients.members if not current[client]])
+        if len(behind):  # they missed updates, so they need the whole
+            behind.ask(self.catch_up, server.state.mentee)
+        clients.ask(self.train)
+        energy = self.energy(server.round / server.rounds)
+        # Factors differ in size from client to client, so sending is a step of its own beside training as a fleet.
+        replies = clients.ask(self.send, Tree(energy=energy))
+        parts = [replies[client] for client in replies.clients]
+        updates = stack([unpacked(part.change, server.state.mentee) for part in parts])
+        uniform = torch.ones(len(parts), device=server.device)
+        votes = uniform if self.weighting == "uniform" else torch.stack([part.weight for part in parts])
+        update = self.packed(weighted_mean(updates, votes), energy)
+        clients.ask(self.receive, update)
+        server.state.mentee = moved(server.state.mentee, update)
+        server.state.current = torch.zeros(server.clients, dtype=torch.bool)
+        server.state.current[clients.members] = True
+        server.record(energy=energy)
+
+    def energy(self, progress: float) -> float:
+        """Th(t): the share of the energy to keep when this share of the rounds has been played."""
+        return self.energy_start + (self.energy_end - self.energy_start) * min(progress, 1.0)
+
+    @step
+    def catch_up(self, fleet: Fleet, mentee: Weights) -> Tree:
+        fleet.state.mentee = map_tree(torch.clone, mentee)
+        return Tree()
+
+    @step
+    def train(self, fleet: Fleet) -> Tree:
+        # All learn from the same forward pass. No loss reaches the other's model and optimisers work element by
+        # element, so training the sum is training each on its own loss with an optimiser of its own.
+        state = fleet.state
+        pair = fleet.fit(
+            Tree(mentor=state.model, mentee=state.mentee, projection=state.projection),
+            lambda pair: sum(self.losses(fleet, pair)),  # type: ignore[arg-type, return-value]
+            frozen=frozenset(f"mentor/{path}" for path in fleet.model.frozen),
+        )
+        state.change = map_tree(torch.sub, pair.mentee, state.mentee)
+        state.model, state.projection = pair.mentor, pair.projection
+        return Tree()
+
+    @step(fleet=False)
+    def send(self, fleet: Fleet, message: Weights) -> Tree:
+        update = self.packed(take(fleet.state.change, 0), float(message["energy"]))
+        reply = Tree(change=map_tree(lambda leaf: leaf.unsqueeze(0), update))
+        return reply if self.weighting == "uniform" else Tree(**reply, weight=fleet.weight)
+
+    @step(fleet=False)
+    def receive(self, fleet: Fleet, update: Weights) -> Tree:
+        # The same product as the server's, so that not even a last bit differs between the copies.
+        mentee = moved(take(fleet.state.mentee, 0), take(update, 0))
+        fleet.state.mentee = map_tree(lambda leaf: leaf.unsqueeze(0), mentee)
+        return Tree()
+
+    def packed(self, update: Weights, energy: float) -> Weights:
+        """An update as it travels."""
+        return map_tree(lambda leaf: shortened(leaf, energy), update) if self.compress else update
+
+    def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
+        """What the mentor, and the mentee with the projection, each want to lower."""
+        mentor = fleet.forward(pair["mentor"])
+        mentee = fleet.forward(pair["mentee"], fleet.architecture(self.mentee))
+        return self.compare(fleet, mentor, mentee, pair["projection"])
+
+    def compare(self, fleet: Fleet, mentor: Output, mentee: Output, projection: Tensor) -> tuple[Tensor, Tensor]:
+        nodes = nodes_of(fleet, self.kd_nodes)
+        projected = mentee.embedding @ projection
+        errors = fleet.cross_entropy(mentor.logits), fleet.cross_entropy(mentee.logits)
+        # Both still wrong: distil less. A gradient through this would raise the errors (sheet, pitfall 4).
+        doubt = (errors[0] + errors[1]).detach().clamp(min=1e-6)
+        doubt = torch.where(fleet.labels.masks[:, 0].any(1), doubt, 1.0)  # without labels nobody knows
+        to_mentor = self.distil * divergence(mentee.logits, mentor.logits, nodes)
+        to_mentee = self.distil * divergence(mentor.logits, mentee.logits, nodes)
+        to_mentor = to_mentor + self.hidden * squared_error(projected, mentor.embedding, nodes)
+        to_mentee = to_mentee + self.hidden * squared_error(mentor.embedding, projected, nodes)
+        return errors[0] + to_mentor / doubt, errors[1] + to_mentee / doubt
+
+
+def squared_error(teacher: Tensor, student: Tensor, nodes: Tensor) -> Tensor:
+    """The mean over nodes and coordinates; no gradient reaches the teacher."""
+    return mean_over((teacher.detach() - student).square().mean(2), nodes)
+
+
+def shortened(leaf: Tensor, energy: float) -> Tensor | Tree:
+    """A matrix as the singular values that hold this share of its energy, if they and their vectors need less room.
+
+    They come from the eigenvalues of the smaller Gram matrix: a tenth of the time of a singular value decomposition,
+    and in double precision exact enough for factors in single. On the CPU, since GPUs are slow at small ones.
+    """
+    if leaf.dim() != 2 or min(leaf.shape) == 1:
+        return leaf
+    wide = leaf.shape[0] < leaf.shape[1]
+    tall = (leaf.T if wide else leaf).double()
+    energies, vectors = torch.linalg.eigh((tall.T @ tall).cpu())
+    energies, vectors = energies.flip(0).clamp(min=0), vectors.flip(1)
+    kept = energies.cumsum(0)
+    # Never none because none suffices: the references then send zeros (sheet, pitfall 1).
+    rank = int((kept < energy * kept[-1]).sum()) + 1 if kept[-1] > 0 else 0
+    if rank * (sum(leaf.shape) + 1) >= leaf.numel():
+        return leaf
+    values, right = energies[:rank].sqrt().to(leaf.device), vectors[:, :rank].to(leaf.device)
+    left = tall @ right / values
+    if wide:
+        left, right = right, left
+    return Tree(left=left.to(leaf), singular=values.to(leaf), right=right.T.to(leaf).contiguous())
+
+
+def rebuilt(part: Any) -> Any:
+    """A matrix from its factors; anything else as it came."""
+    return (part["left"] * part["singular"]) @ part["right"] if isinstance(part, dict) else part
+
+
+def unpacked(update: Weights, like: Weights) -> Tree:
+    """An update as it was before it travelled, but for what its factors left out."""
+    return map_tree(lambda _, part: rebuilt(part), like, update)  # type: ignore[no-any-return]
+
+
+def moved(mentee: Weights, update: Weights) -> Tree:
+    return map_tree(lambda leaf, part: leaf + rebuilt(part), mentee, update)  # type: ignore[no-any-return]

@@ -1,0 +1,186 @@
+"""FedProto. Tan, Long, Liu, Zhou, Lu, Jiang and Zhang: FedProto: federated prototype learning across heterogeneous
+clients. AAAI 2022."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.graph import FleetGraph
+from graft.method import Method, step
+from graft.sparse import BlockSparse
+from graft.weights import Tree, Weights, map_tree, spread
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+    from graft.models.architecture import Model, Output
+
+
+@dataclass(frozen=True)
+class PrototypeMethod(Method):
+    """Clients keep models of any kind and send their mean embedding of each class; embeddings are pulled to what
+    the server makes of them.
+
+    Every message has a row for each class. Counts, or a mask of presence, say which rows mean something: the rows of
+    absent classes travel, and are counted as sent, but nobody reads them. Clients that classify by prototypes are
+    sent the new ones after the round as well; one that has heard of none yet answers by its classifier.
+    """
+
+    lam: float = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
+    inference: Literal["head", "prototype"] = "head"  # answer by the classifier, or by the nearest known prototype
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam < float("inf"):
+            raise InputError(f"lam is {self.lam}; it must be at least 0.")
+
+    def start_server(self, server: Server) -> None:
+        width, classes = self.common_shape(server)
+        server.state.known = Tree(
+            prototypes=torch.zeros(classes, width, device=server.device),
+            present=torch.zeros(classes, dtype=torch.bool, device=server.device),
+        )
+
+    def common_shape(self, server: Server) -> tuple[int, int]:
+        """The width of every client's embeddings, and the number of classes."""
+        shapes = {model: output_shape(server, model) for model in dict.fromkeys(server.models)}
+        if len(set(shapes.values())) > 1:
+            found = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
+            raise InputError(
+                f"{type(self).__name__} compares embeddings across clients, so all models need embeddings of one width "
+                f"and the same number of classes, not {found}."
+            )
+        return next(iter(shapes.values()))
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        if self.inference == "prototype":
+            output = fleet.predict(fleet.state.model)
+            shape = (len(fleet.clients), output.logits.shape[2], output.embedding.shape[2])
+            fleet.state.known = Tree(
+                prototypes=output.embedding.new_zeros(shape),
+                present=output.embedding.new_zeros(shape[:2], dtype=torch.bool),
+            )
+
+    @step
+    def train(self, fleet: Fleet, known: Weights) -> Tree:
+        fleet.state.model = fleet.fit(fleet.state.model, lambda weights: self.loss(fleet, weights, known))
+        return class_means(fleet, fleet.predict(fleet.state.model))
+
+    def tell(self, server: Server, clients: Clients) -> None:
+        """Send the new prototypes to clients that classify by them."""
+        if self.inference == "prototype":
+            clients.ask(self.receive, server.state.known)
+
+    @step
+    def receive(self, fleet: Fleet, known: Weights) -> Tree:
+        fleet.state.known = map_tree(torch.clone, known)
+        return Tree()
+
+    def answers(self, fleet: Fleet) -> Tensor:
+        if self.inference == "head":
+            return super().answers(fleet)
+        output, known = fleet.predict(self.personal(fleet)), fleet.state.known
+        present = known.present.unsqueeze(1)
+        nearness = -distances(output.embedding, known.prototypes).masked_fill(~present, float("inf"))
+        return torch.where(present.any(2, keepdim=True), nearness, output.logits)
+
+    def loss(self, fleet: Fleet, weights: Weights, known: Weights) -> Tensor:
+        output = fleet.forward(weights)
+        return fleet.cross_entropy(output.logits) + self.lam * self.pull(fleet, output.embedding, known)
+
+    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
+        return prototype_loss(fleet, embedding, known)
+
+
+@dataclass(frozen=True)
+class FedProto(PrototypeMethod):
+    """The prototype of a class is the mean of what its owners sent."""
+
+    aggregation: Literal["uniform", "count"] = "uniform"  # a vote for every owner, or for each of its training nodes
+    per_class: bool = False  # whether the pull is a sum of means over each class (OpenFGL) and not one mean over nodes
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train, server.state.known)
+        server.state.known = self.combine(replies.prototypes, replies.counts, server.state.known)
+        # Embeddings and prototypes may shrink together; this shows it.
+        server.record(prototype_norm=mean_norm(server.state.known))
+        self.tell(server, clients)
+
+    def combine(self, prototypes: Tensor, counts: Tensor, known: Weights) -> Tree:
+        """The new prototypes; a class that nobody sent in this round keeps the one it had, if any."""
+        # Never both a vote by nodes and a division by owners, which would shrink prototypes (sheet, pitfall 1).
+        votes = counts if self.aggregation == "count" else counts > 0
+        means, owned = owner_means(prototypes, votes)
+        return Tree(
+            prototypes=torch.where(owned.unsqueeze(1), means, known["prototypes"]), present=known["present"] | owned
+        )
+
+    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
+        return prototype_loss(fleet, embedding, known, per_class=self.per_class)
+
+
+def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class: bool = False) -> Tensor:
+    """The mean squared error between training nodes and the prototypes of their classes, where these have one."""
+    _, labels, shares = fleet.train_nodes
+    prototypes: Tensor = known["prototypes"]
+    present: Tensor = known["present"]
+    wanted = prototypes.gather(1, labels.unsqueeze(2).expand(-1, -1, prototypes.shape[2]))
+    errors = (at_training_nodes(fleet, embedding) - wanted).square().mean(2)
+    pulled = (shares > 0) & present.gather(1, labels)
+    if per_class:
+        sizes = members(fleet, present.shape[1]).sum(1).clamp(min=1)
+        return (errors * pulled / sizes.gather(1, labels)).sum(1)
+    return (errors * pulled).sum(1) / pulled.sum(1).clamp(min=1)
+
+
+def class_means(fleet: Fleet, output: Output) -> Tree:
+    """Each client's mean embedding of its training nodes of every class, and how many those are."""
+    belongs = members(fleet, output.logits.shape[2])
+    counts = belongs.sum(1)
+    sums = belongs.to(output.embedding).transpose(1, 2) @ at_training_nodes(fleet, output.embedding)
+    return Tree(prototypes=sums / counts.clamp(min=1).unsqueeze(2), counts=counts)
+
+
+def members(fleet: Fleet, classes: int) -> Tensor:
+    """Which training node belongs to which class, [clients, training nodes, classes]."""
+    _, labels, shares = fleet.train_nodes
+    return (labels.unsqueeze(2) == torch.arange(classes, device=labels.device)) & (shares > 0).unsqueeze(2)
+
+
+def at_training_nodes(fleet: Fleet, values: Tensor) -> Tensor:
+    nodes, _, _ = fleet.train_nodes
+    return values.gather(1, nodes.unsqueeze(2).expand(-1, -1, values.shape[2]))
+
+
+def owner_means(prototypes: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
+    """Means over the clients that have a vote on a class, and which classes have such clients."""
+    totals = votes.sum(0)
+    shares = (votes / totals.clamp(min=1)).to(prototypes)
+    return torch.einsum("kc,kcd->cd", shares, prototypes), totals > 0
+
+
+def distances(points: Tensor, prototypes: Tensor) -> Tensor:
+    """Euclidean; not through squares of the norms, whose difference may be negative (sheet of FedTGP, pitfall 3)."""
+    return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def mean_norm(known: Weights) -> Tensor:
+    norms: Tensor = known["prototypes"].norm(dim=1)
+    present: Tensor = known["present"]
+    return (norms * present).sum() / present.sum().clamp(min=1)
+
+
+def output_shape(server: Server, model: Model) -> tuple[int, int]:
+    """The width of a model's embeddings and the number of its classes, found by asking it about two linked nodes."""
+    features = torch.zeros(1, 2, server.architecture("gcn").features, device=server.device)  # type: ignore[attr-defined]
+    starts, columns = (torch.tensor(part, dtype=torch.int32, device=server.device) for part in ([0, 1, 2], [1, 0]))
+    linked = BlockSparse(starts, columns, None, 1, (2, 2)).with_values(None)
+    graph = FleetGraph(linked, features, torch.tensor([2], device=server.device))
+    with torch.no_grad():
+        output = model(spread(server.initial(model), 1, server.device), graph)
+    return output.embedding.shape[2], output.logits.shape[2]

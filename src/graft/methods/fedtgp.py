@@ -1,0 +1,115 @@
+"""FedTGP. Zhang, Liu, Hua and Cao: FedTGP: trainable global prototypes with adaptive-margin-enhanced contrastive
+learning for data and model heterogeneity in federated learning. AAAI 2024."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.errors import InputError
+from graft.methods.fedproto import PrototypeMethod, distances, mean_norm, owner_means
+from graft.models.architecture import Model, linear, start_linear
+from graft.training import Part, Training, fit, start_adam
+from graft.weights import Tree, Weights, leaves, map_tree
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+
+
+@dataclass(frozen=True)
+class FedTGP(PrototypeMethod):
+    """The server trains one prototype a class to be near what its owners sent and, by a margin, far from the rest."""
+
+    margin_cap: float = 100.0  # tau: the largest margin
+    server_epochs: int = 100  # S: full-batch steps of Adam on the server in a round
+    server_learning_rate: float = 0.01
+    hidden: int = 0  # width of the generator's hidden layer; 0: as wide as the embeddings
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("margin_cap", "server_epochs", "hidden"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        if not 0 < self.server_learning_rate < float("inf"):
+            raise InputError(f"server_learning_rate is {self.server_learning_rate}; it must be above 0.")
+
+    def start_server(self, server: Server) -> None:
+        super().start_server(server)
+        classes, width = server.state.known.prototypes.shape
+        start = server.initial(Generator(classes, width, self.hidden or width))
+        # The training loop wants a client axis; the server is one.
+        server.state.generator = map_tree(lambda leaf: leaf.unsqueeze(0), start)
+        server.state.optimizer = start_adam(dict(leaves(server.state.generator)))
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train, server.state.known)
+        owned = replies.counts > 0
+        margin = self.margin(replies.prototypes, owned)
+        self.train_generator(server, replies.prototypes, owned, margin)
+        prototypes = generate(server.state.generator)
+        # The generator also speaks of classes that nobody has; the mask keeps them out of every loss and answer.
+        server.state.known = Tree(prototypes=prototypes, present=server.state.known.present | owned.any(0))
+        server.record(
+            prototype_norm=mean_norm(server.state.known),
+            margin=margin,
+            server_loss=contrast(replies.prototypes, owned, prototypes, margin),
+        )
+        self.tell(server, clients)
+
+    def margin(self, prototypes: Tensor, owned: Tensor) -> Tensor:
+        """The largest distance of a class to its nearest class, at most `margin_cap`; 0 for fewer than two classes."""
+        gaps = nearest_gaps(*owner_means(prototypes, owned))
+        return gaps.masked_fill(gaps.isinf(), 0).amax().clamp(max=self.margin_cap)
+
+    def train_generator(self, server: Server, prototypes: Tensor, owned: Tensor, margin: Tensor) -> None:
+        def loss(parts: Tree) -> Tensor:
+            return contrast(prototypes, owned, generate(parts.generator), margin).unsqueeze(0)
+
+        part = Part(server.state.generator, loss, server.state.optimizer)
+        training = Training(self.server_epochs, "adam", self.server_learning_rate, weight_decay=0.0)
+        fitted, states, _ = fit({"generator": part}, training)
+        server.state.generator, server.state.optimizer = fitted.generator, states.generator
+
+
+def nearest_gaps(means: Tensor, present: Tensor) -> Tensor:
+    """The distance of every class to its nearest present class; infinite for a class that has none or is absent."""
+    pairs = present.unsqueeze(1) & present & ~torch.eye(len(present), dtype=torch.bool, device=present.device)
+    return distances(means, means).masked_fill(~pairs, float("inf")).amin(1)
+
+
+def contrast(sent: Tensor, owned: Tensor, prototypes: Tensor, margin: Tensor | float) -> Tensor:
+    """Cross-entropy on negative distances between what clients sent [clients, classes, width] and the prototypes,
+    the right one of which is handicapped by the margin; a mean over all that was sent."""
+    classes = torch.arange(len(prototypes), device=prototypes.device)
+    far = distances(sent.flatten(0, 1), prototypes).view(*owned.shape, -1)
+    scores = -(far + margin * (classes.unsqueeze(1) == classes))
+    losses = functional.cross_entropy(scores.flatten(0, 1), classes.repeat(len(sent)), reduction="none")
+    return (losses * owned.flatten()).sum() / owned.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Generator(Model):
+    """A vector for every class and two linear layers that make its prototype."""
+
+    classes: int
+    width: int
+    hidden: int
+
+    name = "generator"
+
+    def start(self, generator: torch.Generator) -> Tree:
+        return Tree(
+            classes=torch.randn(self.classes, self.width, generator=generator),
+            first=start_linear(self.width, self.hidden, generator),
+            second=start_linear(self.hidden, self.width, generator),
+        )
+
+
+def generate(weights: Weights) -> Tensor:
+    """The prototype of every class, [classes, width]."""
+    made: Tensor = linear(torch.relu(linear(weights["classes"], weights["first"])), weights["second"])
+    return made.squeeze(0)

@@ -1,0 +1,72 @@
+"""FML. Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu and Wu: Federated mutual learning. arXiv 2006.16765, 2020;
+Frontiers of Information Technology and Electronic Engineering, 2023."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from graft.errors import InputError
+from graft.losses import Nodes, divergence, nodes_of
+from graft.method import Method, step
+from graft.weights import Tree, Weights, weighted_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class FML(Method):
+    """Every client keeps a model of any shape and borrows a small meme; the two teach each other, and memes are
+    averaged."""
+
+    alpha: float = 0.5  # share of the labels in the local model's loss; the rest is the meme's opinion
+    beta: float = 0.5  # share of the labels in the meme's loss; the rest is the local model's opinion
+    meme: str = "gcn"  # architecture of the model that travels
+    temperature: float = 1.0  # softens both opinions where they are compared
+    kd_nodes: Nodes = "train"  # where they are compared: on training nodes, or on all nodes of the client
+    weighting: Literal["uniform", "by_weight"] = "uniform"  # all memes alike, or by the experiment's weight_by
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be between 0 and 1.")
+        if not 0 < self.temperature < float("inf"):
+            raise InputError(f"temperature is {self.temperature}; it must be above 0.")
+
+    def start_server(self, server: Server) -> None:
+        server.state.meme = server.initial(server.architecture(self.meme))
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train, server.state.meme)
+        votes = torch.ones(len(replies), device=server.device) if self.weighting == "uniform" else replies.weight
+        server.state.meme = weighted_mean(replies.meme, votes)
+
+    @step
+    def train(self, fleet: Fleet, meme: Weights) -> Tree:
+        # Both learn from the same forward pass. No loss reaches the other's model and optimisers work element by
+        # element, so training the sum is training each on its own loss with an optimiser of its own.
+        pair = fleet.fit(
+            Tree(local=fleet.state.model, meme=meme),
+            lambda pair: sum(self.losses(fleet, pair)),  # type: ignore[arg-type, return-value]
+            frozen=frozenset(f"local/{path}" for path in fleet.model.frozen),
+        )
+        fleet.state.model = pair.local
+        vote = Tree() if self.weighting == "uniform" else Tree(weight=fleet.weight)
+        return Tree(meme=pair.meme, **vote)
+
+    def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
+        """What the local model and the meme each want to lower."""
+        local = fleet.forward(pair["local"]).logits
+        meme = fleet.forward(pair["meme"], fleet.architecture(self.meme)).logits
+        return self.learn(fleet, local, meme, self.alpha), self.learn(fleet, meme, local, self.beta)
+
+    def learn(self, fleet: Fleet, student: Tensor, teacher: Tensor, labels: float) -> Tensor:
+        """The loss of one model that learns from the labels and from the other."""
+        told = divergence(teacher, student, nodes_of(fleet, self.kd_nodes), self.temperature)
+        return labels * fleet.cross_entropy(student) + (1 - labels) * told

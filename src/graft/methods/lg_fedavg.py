@@ -1,0 +1,82 @@
+"""LG-FedAvg. Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency: Think locally, act globally:
+federated learning with local and global representations. arXiv 2001.01523, 2020."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from graft.errors import InputError
+from graft.method import Method, step
+from graft.weights import Tree, Weights, leaves, weighted_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Method):
+    """Encoders of any kind stay private; the linear head on top of them is averaged.
+
+    Nothing aligns the coordinates of different encoders but the head that all start from, the server's. There is no
+    warm start from a FedAvg model, which different encoders could not have.
+    """
+
+    share: Literal["head", "all", "nothing"] = "head"  # what travels: "all" is FedAvg, "nothing" is local training
+
+    def start_server(self, server: Server) -> None:
+        if self.share == "head":
+            check_heads(server)
+            server.state.shared = Tree(head=server.initial(server.models[0])["head"])
+        elif self.share == "all":
+            if server.model is None:
+                names = ", ".join(dict.fromkeys(model.name for model in server.models))
+                raise InputError(f"LG-FedAvg with share = all needs one architecture for all clients, not {names}.")
+            server.state.shared = server.initial()
+
+    def round(self, server: Server, clients: Clients) -> None:
+        if self.share == "nothing":
+            clients.ask(self.train)
+            return
+        replies = clients.ask(self.train, server.state.shared)
+        server.state.shared = weighted_mean(replies.shared, replies.weight)
+
+    @step
+    def train(self, fleet: Fleet, shared: Weights | None = None) -> Tree:
+        start = Tree({**fleet.state.model, **(shared or {})})
+        model = fleet.state.model = fleet.fit(start, lambda weights: self.loss(fleet, weights))
+        if shared is None:
+            return Tree()
+        return Tree(shared=Tree({part: model[part] for part in shared}), weight=fleet.weight)
+
+    def shared(self, server: Server) -> Weights | None:
+        """A head alone is no model: encoders differ."""
+        return server.state.shared if self.share == "all" else None
+
+    def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
+        return fleet.cross_entropy(fleet.forward(weights).logits)
+
+
+def check_heads(server: Server) -> None:
+    """Refuse models whose heads cannot be averaged."""
+    shapes = {}
+    for model in dict.fromkeys(server.models):
+        head = dict(leaves(server.initial(model).get("head", Tree())))
+        # The last layer of a GCN has a weight and a bias too, but it is a convolution.
+        if getattr(model, "head", "linear") != "linear" or sorted(head) != ["bias", "weight"]:
+            raise InputError(
+                f"LG-FedAvg shares the linear head of every model, and {model.name} has none: use head = linear, or "
+                "call the last linear layer of your own module 'head'."
+            )
+        shapes[model] = tuple(head["weight"].shape)
+    if len({model.stackable for model in shapes}) > 1:
+        raise InputError(
+            "LG-FedAvg cannot average the heads of Graft's models with those of your own modules: their weights are "
+            "transposed; use models of one kind."
+        )
+    if len(set(shapes.values())) > 1:
+        found = ", ".join(f"{model.name} {' x '.join(map(str, shape))}" for model, shape in shapes.items())
+        raise InputError(f"LG-FedAvg averages heads, so all models need heads of one shape, not {found}.")
