@@ -109,12 +109,21 @@ class FleetGraph:
 
     def with_loops(self, heads: int) -> BlockSparse:
         """A + I, once for every attention head of every client."""
+        if self.whole is not None:
+            pattern, entries = self.whole._headed(heads)
+            values = self.looped.values
+            assert values is not None
+            return pattern.with_values(values[entries])
+        return self._headed(heads)[0]
+
+    def _headed(self, heads: int) -> tuple[BlockSparse, Tensor]:
         if heads not in self._heads:
-            self._heads[heads] = self.looped.select([client for client in range(self.clients) for _ in range(heads)])
+            repeated = [client for client in range(self.clients) for _ in range(heads)]
+            self._heads[heads] = self.looped.select(repeated), self.looped.entries_of(repeated)
         return self._heads[heads]
 
     @cached_property
-    def _heads(self) -> dict[int, BlockSparse]:
+    def _heads(self) -> dict[int, tuple[BlockSparse, Tensor]]:
         return {}
 
     @cached_property

@@ -27,6 +27,7 @@ class BlockSparse:
         self.blocks = blocks
         self.rows, self.width = shape  # of one block
         self._transpose: BlockSparse | None = None
+        self._pattern = self  # where everything that depends on the pattern alone is worked out once
 
     @property
     def entries(self) -> int:
@@ -35,23 +36,36 @@ class BlockSparse:
     def with_values(self, values: Tensor | None, transposed: Tensor | None = None) -> BlockSparse:
         """The same pattern with other values; it must be symmetric, as graphs are, and so must the values be,
         unless those of the transpose are given too."""
-        forward = BlockSparse(self.starts, self.columns, values, self.blocks, (self.rows, self.width))
+        forward = self._like(values)
         forward._transpose = forward
         if transposed is not None:
-            backward = BlockSparse(self.starts, self.columns, transposed, self.blocks, (self.rows, self.width))
+            backward = self._like(transposed)
             forward._transpose, backward._transpose = backward, forward
         return forward
 
-    @cached_property
+    def _like(self, values: Tensor | None) -> BlockSparse:
+        like = BlockSparse(self.starts, self.columns, values, self.blocks, (self.rows, self.width))
+        like._pattern = self._pattern
+        return like
+
+    @property
     def row_of(self) -> Tensor:
         """The row of every entry."""
+        return self._pattern._row_of
+
+    @property
+    def crossing(self) -> Tensor:
+        """For every entry of the transpose, which entry of this matrix it is."""
+        return self._pattern._crossing
+
+    @cached_property
+    def _row_of(self) -> Tensor:
         counts = self.starts.diff()
         rows = torch.arange(len(counts), device=counts.device)
         return torch.repeat_interleave(rows, counts, output_size=self.entries)
 
     @cached_property
-    def crossing(self) -> Tensor:
-        """For every entry of the transpose, which entry of this matrix it is."""
+    def _crossing(self) -> Tensor:
         key = self.columns.long() * (self.blocks * self.rows) + self.row_of
         return torch.argsort(key)
 
@@ -106,6 +120,11 @@ class BlockSparse:
     @cached_property
     def _bounds(self) -> list[int]:
         return self.starts[:: self.rows].tolist()
+
+    def entries_of(self, chosen: list[int]) -> Tensor:
+        """Where the entries of some blocks stand, in the order given."""
+        parts = [range(self._bounds[block], self._bounds[block + 1]) for block in chosen]
+        return torch.cat([torch.arange(part.start, part.stop) for part in parts]).to(self.columns.device)
 
     def select(self, chosen: list[int]) -> BlockSparse:
         """The matrix of some of the blocks, in the order given; a block may be taken more than once."""
@@ -186,9 +205,7 @@ class _Attention(torch.autograd.Function):
         to_values = pattern.with_values(share[pattern.crossing]).times(gradient)
         width = pattern.blocks * pattern.rows
         sampled = torch.sparse.sampled_addmm(
-            torch.sparse_csr_tensor(
-                pattern.starts, columns, torch.zeros_like(share), size=(width, width), check_invariants=False
-            ),
+            csr(pattern.starts, columns, torch.zeros_like(share), (width, width)),
             gradient.flatten(0, 1),
             values.reshape(width, -1).t(),
             beta=0.0,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.engines.capture import Recorder, given
+from graft.engines.capture import Recorder, given, shallow
 from graft.engines.setup import Setup, StepFailed
 from graft.exchange import Replies, Request, check_reply
 from graft.fleet import Fleet, group_clients
@@ -61,7 +61,8 @@ class InProcess:
         fleet = whole
         if not everyone:
             fleet = whole.select(chosen)
-            fleet.state = take(whole.state, torch.tensor(chosen, device=whole.device))
+            taken = share_of(whole, chosen)
+            fleet.state = shallow(taken)
         fleet.begin(round, step, request.turn)
         try:
             if request.each is not None:
@@ -77,7 +78,7 @@ class InProcess:
         except Exception as error:
             raise StepFailed(self._setup.name, fleet.clients, step, round, error) from error
         if not everyone:
-            put_back(whole, chosen, fleet.state)
+            put_back(whole, chosen, taken, fleet.state)
         self._losses += [(label, fleet.clients, loss) for label, loss in fleet.labelled_losses(step)]
         return fleet.clients, reply
 
@@ -115,18 +116,38 @@ def reuse_large_blocks() -> None:
             libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def put_back(whole: Fleet, chosen: list[int], state: Tree) -> None:
+def rows(whole: Fleet, chosen: list[int]) -> slice | Tensor:
+    """Where these clients are along the client axis."""
+    if len(chosen) == 1:
+        return slice(chosen[0], chosen[0] + 1)
+    return torch.tensor(chosen, device=whole.device)
+
+
+def share_of(whole: Fleet, chosen: list[int]) -> Tree:
+    """The state of some clients of a fleet: a copy, but for one client alone a view, which costs nothing."""
+    where = rows(whole, chosen)
+    return map_tree(lambda leaf: leaf[where], whole.state)  # type: ignore[no-any-return]
+
+
+def put_back(whole: Fleet, chosen: list[int], taken: Tree, state: Tree) -> None:
     """Write the state of the clients that were asked into the state of the whole fleet."""
-    positions = torch.tensor(chosen, device=whole.device)
     known = dict(leaves(whole.state))
+    held = {leaf.untyped_storage().data_ptr() for leaf in known.values()}
+    views = dict(leaves(taken)) if len(chosen) == 1 else {}
+    changed = []
     for path, leaf in leaves(state):
+        if leaf is views.get(path):  # unchanged, or changed in place
+            continue
         if path not in known:
             if not path.startswith("optimizer/"):
                 raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
             # A client that has not trained yet has an optimiser that has seen nothing: all zeros.
             known[path] = leaf.new_zeros(len(whole.clients), *leaf.shape[1:])
             plant(whole.state, path, known[path])
-        known[path][positions] = leaf
+        # A view that moved to another field must be safe before anything is written.
+        changed.append((known[path], leaf.clone() if leaf.untyped_storage().data_ptr() in held else leaf))
+    for into, leaf in changed:
+        into[rows(whole, chosen)] = leaf
 
 
 def plant(tree: Tree, path: str, leaf: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from graft.errors import InputError
 from graft.losses import Nodes, divergence, mean_over, nodes_of
 from graft.method import Method, step
-from graft.weights import Tree, Weights, map_tree, stack, take, weighted_mean
+from graft.weights import Tree, Weights, count_bytes, map_tree, stack, take, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,27 +147,31 @@ def squared_error(teacher: Tensor, student: Tensor, nodes: Tensor) -> Tensor:
 
 
 def shortened(leaf: Tensor, energy: float) -> Tensor | Tree:
-    """A matrix as the singular values that hold this share of its energy, if they and their vectors need less room.
+    """A matrix as its factors, where these need less room; anything else as it is."""
+    if leaf.dim() != 2 or min(leaf.shape) == 1:
+        return leaf
+    parts = factors(leaf, energy)
+    return parts if count_bytes(parts) < leaf.nbytes else leaf
+
+
+def factors(matrix: Tensor, energy: float) -> Tree:
+    """The fewest singular values, with their vectors, that hold this share of the sum of their squares.
 
     They come from the eigenvalues of the smaller Gram matrix: a tenth of the time of a singular value decomposition,
     and in double precision exact enough for factors in single. On the CPU, since GPUs are slow at small ones.
     """
-    if leaf.dim() != 2 or min(leaf.shape) == 1:
-        return leaf
-    wide = leaf.shape[0] < leaf.shape[1]
-    tall = (leaf.T if wide else leaf).double()
-    energies, vectors = torch.linalg.eigh((tall.T @ tall).cpu())
-    energies, vectors = energies.flip(0).clamp(min=0), vectors.flip(1)
-    kept = energies.cumsum(0)
-    # Never none because none suffices: the references then send zeros (sheet, pitfall 1).
-    rank = int((kept < energy * kept[-1]).sum()) + 1 if kept[-1] > 0 else 0
-    if rank * (sum(leaf.shape) + 1) >= leaf.numel():
-        return leaf
-    values, right = energies[:rank].sqrt().to(leaf.device), vectors[:, :rank].to(leaf.device)
-    left = tall @ right / values
+    wide = matrix.shape[0] < matrix.shape[1]
+    tall = (matrix.T if wide else matrix).double()
+    squares, vectors = torch.linalg.eigh((tall.T @ tall).cpu())
+    squares, vectors = squares.flip(0).clamp(min=0), vectors.flip(1)
+    sums = squares.cumsum(0)
+    # If all are needed then all are kept; the references keep none and so send zeros (sheet, pitfall 1).
+    rank = int((sums < energy * sums[-1]).sum()) + 1 if sums[-1] > 0 else 0
+    singular, right = squares[:rank].sqrt().to(matrix.device), vectors[:, :rank].to(matrix.device)
+    left = tall @ right / singular
     if wide:
         left, right = right, left
-    return Tree(left=left.to(leaf), singular=values.to(leaf), right=right.T.to(leaf).contiguous())
+    return Tree(left=left.to(matrix), singular=singular.to(matrix), right=right.T.to(matrix).contiguous())
 
 
 def rebuilt(part: Any) -> Any:
