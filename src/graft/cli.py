@@ -1,9 +1,10 @@
-"""The command line: `graft run`, `resume`, `report`, `partition` and `list`."""
+"""The command line: `graft run`, `resume`, `report`, `partition`, `reproduce` and `list`."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,13 +189,125 @@ def partition(
     out_console.print(f"Saved as {place}, content hash {card['hash'][:16]}.", soft_wrap=True)
 
 
+@app.command()
+@guarded
+def reproduce(
+    name: Annotated[Names, typer.Argument(help="A study; without a name, the list of them.")] = None,
+    datasets: Annotated[Names, typer.Option(help="Only these datasets of the study, as cora,cs.")] = None,
+    clients: Annotated[Names, typer.Option(help="Only these numbers of clients, as 5,10.")] = None,
+    methods: Annotated[Names, typer.Option(help="Only these rows, as local,fedgkc.")] = None,
+    seeds: Annotated[str, typer.Option(help="How many seeds, as 5, or which, as 0,3.")] = "5",
+    rounds: Annotated[Number, typer.Option(help="Rounds of every run.")] = None,
+    jobs: Annotated[Number, typer.Option(help="Worker processes; a core each, or 6 on a GPU, if not given.")] = None,
+    device: Annotated[Names, typer.Option(help="auto, cpu or cuda.")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Where it goes; reproductions/NAME if not given.")] = None,  # noqa: UP045
+    no_run: Annotated[bool, typer.Option("--no-run", help="Only write the tables of what is finished.")] = False,
+) -> None:
+    """Run a published study and write its table with our numbers beside the paper's; run it again to go on."""
+    from graft.experiments.studies import STUDIES
+
+    if name is None:
+        for known, study in STUDIES.items():
+            out_console.print(f"{known:21} {study.meaning}", markup=False, soft_wrap=True)
+        return
+    from graft.experiments.reproduce import Outcome, make_plan, parse_seeds
+    from graft.experiments.reproduce import reproduce as run_plan
+    from graft.experiments.tables import StudyTable
+
+    plan = make_plan(
+        name,
+        out,
+        datasets=split_names(datasets),
+        clients=None if clients is None else whole_numbers("--clients", clients),
+        methods=split_names(methods),
+        seeds=parse_seeds(seeds),
+        rounds=rounds,
+        device=device,
+    )
+    outcome = Outcome()
+    if no_run:
+        if not plan.out.is_dir():
+            raise InputError(f"There is nothing in {plan.out} to make tables of.")
+    else:
+        with cell_progress(name) as tell:
+            outcome = run_plan(plan, jobs, tell)
+    table = StudyTable(plan)
+    places = table.write()
+    failures = {**table.failures(), **outcome.failures}
+    for cell, reason in failures.items():
+        error_console.print(f"failed: {cell}: {reason}", markup=False, soft_wrap=True)
+    done = f"{table.done()} of {len(plan.cells)} runs are done"
+    if outcome.skipped:
+        done += f", {outcome.skipped} of them before this call"
+    out_console.print(f"{done}. Written: {', '.join(map(str, places))}", markup=False, soft_wrap=True)
+    if outcome.stopped:
+        out_console.print("Stopped; the same command goes on from here.")
+    if outcome.stopped or failures:
+        raise typer.Exit(1)
+
+
+def split_names(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in split_names(text) or []]
+    except ValueError:
+        raise InputError(f"{flag} is '{text}'; it should be a list of whole numbers, as 5,10.") from None
+
+
+@contextmanager
+def cell_progress(label: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar over the runs of a study on a terminal, a plain line a run elsewhere."""
+    if not sys.stdout.isatty():
+        begun = time.perf_counter()
+
+        def line(message: dict[str, Any]) -> None:
+            left = (time.perf_counter() - begun) / message["done"] * (message["total"] - message["done"])
+            out_console.print(
+                f"{message['done']}/{message['total']} {outcome_of(message)}, about {left / 60:.1f} min left",
+                markup=False,
+                soft_wrap=True,
+            )
+
+        yield line
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
+    with Progress(*columns, TextColumn("{task.fields[last]}", markup=False), console=out_console) as bar:
+        task = bar.add_task(label, total=None, last="")
+
+        def advance(message: dict[str, Any]) -> None:
+            bar.update(task, total=message["total"], completed=message["done"], last=outcome_of(message))
+
+        yield advance
+
+
+def outcome_of(message: dict[str, Any]) -> str:
+    if "error" in message:
+        return f"{message['cell']}: failed"
+    test = message["test"]
+    return f"{message['cell']}: {'no score' if test is None else f'{100 * test:.1f} %'} in {message['seconds']:.1f} s"
+
+
 @app.command(name="list")
 @guarded
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, datasets, models or partitions.")] = "methods",
+    what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or studies.")] = "methods",
 ) -> None:
     """Say what exists."""
     from graft.data import datasets, partitions
+    from graft.experiments.studies import STUDIES
     from graft.methods import METHODS
     from graft.models import FAMILIES, MODELS
 
@@ -204,6 +317,7 @@ def list_names(
         "models": {name: summary(kind) for name, kind in MODELS.items()}
         | {name: "for client 0, 1, 2, ...: " + ", ".join(models) for name, models in FAMILIES.items()},
         "partitions": dict.fromkeys(partitions.names(), ""),
+        "studies": {name: study.meaning for name, study in STUDIES.items()},
     }
     if what not in lists:
         raise InputError(f"There is no list of '{what}': there are {', '.join(lists)}.")

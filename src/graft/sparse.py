@@ -7,6 +7,7 @@ Products never build a tensor of shape edges by width, forwards or backwards. On
 from __future__ import annotations
 
 import warnings
+import weakref
 from functools import cached_property
 from typing import Any
 
@@ -26,8 +27,11 @@ class BlockSparse:
         self.values = values  # float32 [entries]; None means all ones
         self.blocks = blocks
         self.rows, self.width = shape  # of one block
+        self.symmetric = False  # whether it is its own transpose
+        # No matrix may hold itself, not even through its transpose: its memory would wait for the garbage collector.
         self._transpose: BlockSparse | None = None
-        self._pattern = self  # where everything that depends on the pattern alone is worked out once
+        self._transpose_of: weakref.ref[BlockSparse] | None = None
+        self._like: BlockSparse | None = None  # where what depends on the pattern alone is worked out, if not here
 
     @property
     def entries(self) -> int:
@@ -36,49 +40,50 @@ class BlockSparse:
     def with_values(self, values: Tensor | None, transposed: Tensor | None = None) -> BlockSparse:
         """The same pattern with other values; it must be symmetric, as graphs are, and so must the values be,
         unless those of the transpose are given too."""
-        forward = self._like(values)
-        forward._transpose = forward
+        forward = self._with(values)
+        forward.symmetric = transposed is None
         if transposed is not None:
-            backward = self._like(transposed)
-            forward._transpose, backward._transpose = backward, forward
+            forward._pair_with(self._with(transposed))
         return forward
 
-    def _like(self, values: Tensor | None) -> BlockSparse:
-        like = BlockSparse(self.starts, self.columns, values, self.blocks, (self.rows, self.width))
-        like._pattern = self._pattern
-        return like
+    def _with(self, values: Tensor | None) -> BlockSparse:
+        other = BlockSparse(self.starts, self.columns, values, self.blocks, (self.rows, self.width))
+        other._like = self._like or self
+        return other
 
-    @property
-    def row_of(self) -> Tensor:
-        """The row of every entry."""
-        return self._pattern._row_of
-
-    @property
-    def crossing(self) -> Tensor:
-        """For every entry of the transpose, which entry of this matrix it is."""
-        return self._pattern._crossing
+    def _pair_with(self, transpose: BlockSparse) -> None:
+        self._transpose, transpose._transpose_of = transpose, weakref.ref(self)
 
     @cached_property
-    def _row_of(self) -> Tensor:
+    def row_of(self) -> Tensor:
+        """The row of every entry."""
+        if self._like is not None:
+            return self._like.row_of
         counts = self.starts.diff()
         rows = torch.arange(len(counts), device=counts.device)
         return torch.repeat_interleave(rows, counts, output_size=self.entries)
 
     @cached_property
-    def _crossing(self) -> Tensor:
+    def crossing(self) -> Tensor:
+        """For every entry of the transpose, which entry of this matrix it is."""
+        if self._like is not None:
+            return self._like.crossing
         key = self.columns.long() * (self.blocks * self.rows) + self.row_of
         return torch.argsort(key)
 
     @property
     def transpose(self) -> BlockSparse:
-        if self._transpose is None:
+        if self.symmetric:
+            return self
+        known = (self._transpose_of and self._transpose_of()) or self._transpose
+        if known is None:
             counts = torch.bincount(self.columns, minlength=self.blocks * self.width)
             starts = functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
             values = None if self.values is None else self.values[self.crossing]
             columns = self.row_of[self.crossing].to(torch.int32)
-            self._transpose = BlockSparse(starts, columns, values, self.blocks, (self.width, self.rows))
-            self._transpose._transpose = self
-        return self._transpose
+            known = BlockSparse(starts, columns, values, self.blocks, (self.width, self.rows))
+            self._pair_with(known)
+        return known
 
     @cached_property
     def _csr(self) -> Tensor:
@@ -119,6 +124,8 @@ class BlockSparse:
 
     @cached_property
     def _bounds(self) -> list[int]:
+        if self._like is not None:
+            return self._like._bounds
         return self.starts[:: self.rows].tolist()
 
     def entries_of(self, chosen: list[int]) -> Tensor:
@@ -129,11 +136,9 @@ class BlockSparse:
     def select(self, chosen: list[int]) -> BlockSparse:
         """The matrix of some of the blocks, in the order given; a block may be taken more than once."""
         picked = self._cut(chosen)
-        if self._transpose is self:
-            picked._transpose = picked
-        elif self._transpose is not None:
-            picked._transpose = self._transpose._cut(chosen)
-            picked._transpose._transpose = picked
+        picked.symmetric = self.symmetric
+        if self._transpose is not None:
+            picked._pair_with(self._transpose._cut(chosen))
         return picked
 
     def _cut(self, chosen: list[int]) -> BlockSparse:

@@ -38,7 +38,7 @@ def refused(result, *words):
     [
         (
             ["--method", "fedavgg"],
-            ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "centralised, fedavg, fedprox"],
+            ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "centralised, fedavg"],
         ),
         (["--dataset", "korra"], ["no dataset or file 'korra'", "cora"]),
         (["--models", "gcm"], ["Unknown model 'gcm'", "gcn, gat, sage"]),

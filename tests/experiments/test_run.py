@@ -251,3 +251,12 @@ def test_without_out_nothing_is_written(small, tmp_path, monkeypatch):
     result = graft.run("fedavg", **small)
     assert list(tmp_path.iterdir()) == []
     assert isinstance(result.server, Tree)
+
+
+def test_centralised_can_be_scored_on_each_clients_graph_alone(small):
+    whole, own = (graft.run("centralised", settings={"inference": where}, **small) for where in ("whole", "own"))
+    assert same(whole.clients[0], own.clients[0])  # training is the same
+    assert whole.rounds[-1]["per_client"] != own.rounds[-1]["per_client"]
+    alone = graft.run("centralised", settings={"inference": "own"}, **{**small, "clients": 1})
+    usual = graft.run("centralised", **{**small, "clients": 1})
+    assert alone.rounds[-1]["per_client"] == usual.rounds[-1]["per_client"]  # with one client nothing is lost

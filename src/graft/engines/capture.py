@@ -24,14 +24,25 @@ from graft.weights import Tree, leaves, map_tree, spread
 class Recorder:
     """The recorded steps of one fleet, and the fixed buffers that hold its state from then on."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        """Without a stream it gets one of its own: what runs at the same time must not share library buffers."""
+        self.stream = torch.cuda.Stream() if stream is None else stream  # type: ignore[no-untyped-call]
         self._seen: set[Any] = set()
         self._never: set[str] = set()
         self._states: dict[Any, Tree] = {}
         self.recordings: dict[Any, Recording] = {}
 
     def run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Any) -> Any:
-        """Run a step: plainly the first time, recorded the second, replayed from then on."""
+        """Run a step: plainly the first time, recorded the second, replayed from then on; `join` before use."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            return self._run(function, fleet, step, message)
+
+    def join(self) -> None:
+        """Let the current stream wait for what was started here."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Any) -> Any:
         # The first run may create state (optimisers); only what stays the same from call to call can be replayed.
         shape = shape_of(fleet.state)
         key = (step, shape_of(message), shape)
@@ -40,7 +51,7 @@ class Recorder:
         if key in self._seen and step not in self._never:
             if shape not in self._states:
                 self._states[shape] = map_tree(torch.clone, fleet.state)
-            self.recordings[key] = Recording(function, fleet, self._states[shape], message)
+            self.recordings[key] = Recording(function, fleet, self._states[shape], message, self.stream)
             return self.recordings[key].replay(fleet, message)
         self._seen.add(key)
         reply = function(fleet, *given(message, fleet))
@@ -52,13 +63,15 @@ class Recorder:
 class Recording:
     """One step as a CUDA graph."""
 
-    def __init__(self, function: Callable[..., Any], fleet: Fleet, state: Tree, message: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], fleet: Fleet, state: Tree, message: Any, stream: torch.cuda.Stream
+    ) -> None:
         self.state = state
-        self.message: Any = None if message is None else map_tree(lambda leaf: held(leaf, fleet), message)
+        self.message: Any = None if message is None else map_tree(lambda leaf: held(leaf, fleet).clone(), message)
         self.keys = fleet.random.keys.clone()
         before, random = fleet.state, fleet.random
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=side_stream()):
+        with torch.cuda.graph(self.graph, stream=stream):
             fleet.state = shallow(state)  # optimisers work in place on the fixed buffers
             fleet.random, fleet.losses = Stream(self.keys), {}
             reply = function(fleet, *given(self.message, fleet))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.engines.capture import Recorder, given, shallow
+from graft.engines.capture import Recorder, given, shallow, side_stream
 from graft.engines.setup import Setup, StepFailed
 from graft.exchange import Replies, Request, check_reply
 from graft.fleet import Fleet, group_clients
@@ -36,7 +36,9 @@ class InProcess:
             fleet.state = map_tree(torch.Tensor.contiguous, fleet.state)
         # Your own modules may do anything, so only steps of native models are recorded.
         fast = setup.device.type == "cuda" and setup.record
-        self._recorders = {id(fleet): Recorder() for fleet in self.fleets if fast and fleet.model.stackable}
+        native = [fleet for fleet in self.fleets if fast and fleet.model.stackable]
+        # The first fleet shares the stream of everything else; further fleets run side by side with it.
+        self._recorders = {id(fleet): Recorder(None if place else side_stream()) for place, fleet in enumerate(native)}
 
     def members(self) -> list[int]:
         return self._setup.clients
@@ -51,6 +53,8 @@ class InProcess:
                 continue
             for group in [chosen] if takes_fleets else [[position] for position in chosen]:
                 parts.append(self._run(function, request, fleet, group, record=takes_fleets))
+        for recorder in self._recorders.values():
+            recorder.join()
         return Replies(parts)
 
     def _run(

@@ -41,6 +41,7 @@ def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> str:
     facts = [
         ("Best round", f"{result['best_round']} of {result['rounds']}"),
         ("Test accuracy, weighted by nodes", percent(accuracy["test_node_weighted"])),
+        ("Test accuracy, each client at its own best round", percent(local_best(rounds))),
         ("Test accuracy of the global model", percent(accuracy["test_global"])),
         ("Sent up", size(result["communication"]["up_bytes"])),
         ("Sent down", size(result["communication"]["down_bytes"])),
@@ -68,6 +69,18 @@ def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> str:
 <p class="note">Made by Graft {escape(result["graft"])}.</p>
 </html>
 """
+
+
+def local_best(rounds: Sequence[dict[str, Any]]) -> float | None:
+    """Mean test accuracy if every client stopped at its own best validation round; friendlier than a common round."""
+    evaluated = [record["per_client"] for record in rounds if "per_client" in record]
+    found = []
+    for client in range(len(evaluated[0]["test"]) if evaluated else 0):
+        scored = [record for record in evaluated if record["validation"][client] is not None]
+        best = max(scored, key=lambda record: record["validation"][client], default=None)
+        if best is not None and best["test"][client] is not None:
+            found.append(best["test"][client])
+    return mean(found) if found else None
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

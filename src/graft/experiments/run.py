@@ -119,6 +119,7 @@ class Given:
     method: Method | None = None
     dataset: Any = None
     models: Any = None
+    federation: Federation | None = None  # built before, for several runs on the same data
 
 
 def run_experiment(
@@ -190,7 +191,7 @@ def _play(
     begun = time.perf_counter()
     method = given.method or make_method(experiment.method, experiment.settings)
     experiment = replace(experiment, settings=asdict(method))
-    shared = build_federation(experiment, given.dataset)
+    shared = given.federation or build_federation(experiment, given.dataset)
     setup = build_setup(experiment, method, shared, given.models)
     if checkpoint is not None and checkpoint.facts["partition"] != shared.card["hash"]:
         raise InputError(
@@ -224,6 +225,7 @@ class Game:
     best: Best = field(default_factory=Best)
     best_shared: Best = field(default_factory=Best)
     records: list[dict[str, Any]] = field(default_factory=list)
+    own_graphs: InProcess | None = None  # where a model trained on pooled data is scored on each client's graph alone
     stale: int = 0  # evaluations since the best one
     spent: float = 0.0  # seconds in rounds, those before a resume included
 
@@ -243,7 +245,11 @@ class Game:
         first = 1
         if checkpoint is not None:
             first = self.restore(checkpoint, server) + 1
-        counted = self.engine.ask(Request("count", 0, self.engine.members()))
+        if method.pooled and getattr(method, "inference", "whole") == "own":
+            each = [models[0]] * len(self.shared.clients)
+            self.own_graphs = InProcess(replace(self.setup, graphs=self.shared.clients, models=each, groups=None))
+        counting: Engine = self.own_graphs or self.engine
+        counted = counting.ask(Request("count", 0, counting.members()))
         self.totals, self.nodes = counted.totals, counted.nodes
         setup_seconds = time.perf_counter() - begun
         with stop_politely() as asked_to_stop:
@@ -304,7 +310,11 @@ class Game:
     def evaluate(self, server: Server, number: int) -> dict[str, Any]:
         """Score every client's own model, and the common one where there is one, on that client's nodes."""
         everyone = self.engine.members()
-        own = accuracy(self.engine.ask(Request("score", number, everyone)).correct, self.totals, self.nodes)
+        replies = self.engine.ask(Request("score", number, everyone))
+        if self.own_graphs is not None:
+            pooled = self.engine.state()[0].model
+            replies = self.own_graphs.ask(Request("score_shared", number, self.own_graphs.members(), pooled))
+        own = accuracy(replies.correct, self.totals, self.nodes)
         scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
         scores |= {f"{kind}_node_weighted": own.node_weighted(kind) for kind in KINDS[1:]}
         scores["per_client"] = {kind: own.clients(kind) for kind in KINDS[1:]}

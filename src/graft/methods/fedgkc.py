@@ -14,17 +14,25 @@ from torch.nn import functional
 from graft.errors import InputError
 from graft.losses import divergence, mean_over
 from graft.method import Method, step
-from graft.weights import Tree, Weights, weighted_mean
+from graft.weights import Tree, Weights, map_tree, weighted_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from graft.exchange import Clients, Server
     from graft.fleet import Fleet
     from graft.graph import FleetGraph
+    from graft.models.architecture import Output
 
 VIEWS = {  # preset: (edges, features) left out of the weak view, (edges, features) left out of the strong one
     "graft": ((0.2, 0.2), (0.5, 0.4)),
     "fgssl": ((0.3, 0.3), (0.8, 0.5)),
     "light": ((0.1, 0.1), (0.3, 0.3)),
+}
+
+TERMS = {  # what the two losses are made of
+    "copilot": ("labels", "predictions", "neighbourhood"),
+    "local": ("labels", "predictions", "neighbourhood", "self"),
 }
 
 
@@ -54,17 +62,20 @@ class FedGKC(Method):
     clarity2: bool = True  # off: over-smoothing does not count
 
     def __post_init__(self) -> None:
-        if min(self.alpha, self.beta, 1 - self.alpha - self.beta) < -1e-9:
+        if not all(share >= -1e-9 for share in (self.alpha, self.beta, 1 - self.alpha - self.beta)):
             raise InputError(f"alpha {self.alpha} and beta {self.beta} must be at least 0 and add up to at most 1.")
-        if min(self.feedback, self.smoothing, self.self_weight, self.copilot_epochs) < 0:
-            raise InputError("feedback, smoothing, self_weight and copilot_epochs must be at least 0.")
+        for name in ("feedback", "smoothing", "self_weight", "copilot_epochs"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
 
     def start_server(self, server: Server) -> None:
         server.state.copilot = server.initial(server.architecture(self.copilot))
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
-        width, wanted = width_of(fleet.model), width_of(fleet.architecture(self.copilot))
+        copilot = fleet.architecture(self.copilot)
+        width = fleet.predict(fleet.state.model).embedding.shape[2]
+        wanted = fleet.predict(fleet.initial(copilot), copilot).embedding.shape[2]
         if self.neigh_projection:
             start = torch.eye(width, wanted, device=fleet.device)
             fleet.state.projection = Tree(weight=start.expand(len(fleet.clients), -1, -1))
@@ -90,6 +101,7 @@ class FedGKC(Method):
             weight=shares,
             fell_back=~known,
             negative=(replies.knowledge < 0).sum(),
+            **{f"{model}_{term}": size for model, terms in replies.terms.items() for term, size in terms.items()},
         )
 
     @step
@@ -98,7 +110,12 @@ class FedGKC(Method):
         models = {"copilot": copilot, "model": fleet.state.model}
         if self.neigh_projection:
             models["model"] = Tree(model=fleet.state.model, projection=fleet.state.projection)
-        losses = {"copilot": partial(self.copilot_loss, fleet), "model": partial(self.local_loss, fleet)}
+        nothing = torch.zeros(len(fleet.clients), device=fleet.device)
+        sizes = Tree({name: Tree(dict.fromkeys(terms, nothing)) for name, terms in TERMS.items()})
+        losses = {
+            "copilot": partial(total, self.copilot_terms, fleet, sizes.copilot),
+            "model": partial(total, self.local_terms, fleet, sizes.local),
+        }
         # Buffers of your own module stand one level deeper when the projection is trained with it.
         own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
         frozen = {"copilot": fleet.architecture(self.copilot).frozen, "model": frozenset(own)}
@@ -126,51 +143,53 @@ class FedGKC(Method):
             strength=strength,
             clarity=clarity,
             knowledge=strength + clarity,
+            terms=sizes,
         )
 
     @property
     def neighbours_matter(self) -> bool:
         return self.smkd and self.mutual and self.beta > 0
 
-    def copilot_loss(self, fleet: Fleet, models: Tree) -> Tensor:
+    def copilot_terms(self, fleet: Fleet, models: Tree) -> Tree:
         """Eq. 2: labels, and what the local model says."""
-        model = fleet.architecture(self.copilot)
-        output = fleet.forward(models.copilot, model)
-        loss = self.alpha * fleet.cross_entropy(output.logits)
-        if not self.mutual or self.feedback == 0:
-            return loss
-        teacher = fleet.predict(self.local(models))
-        taught = divergence(teacher.logits, output.logits, fleet.graph.real)
-        if not self.smkd:
-            return loss + self.feedback * (1 - self.alpha) * taught
-        lesson = (1 - self.alpha - self.beta) * taught
-        if self.beta:
-            embedding = self.projected(models, teacher.embedding).detach()
-            lesson = lesson + self.beta * self.neighbourhood(fleet.graph, embedding, output.embedding)
-        return loss + self.feedback * lesson
+        output = fleet.forward(models.copilot, fleet.architecture(self.copilot))
+        terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
+        if self.mutual and self.feedback:
+            teacher = self.projected(models, fleet.predict(self.local(models)))
+            lessons = self.lessons(fleet, teacher, output)
+            terms.update(map_tree(lambda lesson: self.feedback * lesson, lessons))
+        return terms
 
-    def local_loss(self, fleet: Fleet, models: Tree) -> Tensor:
+    def local_terms(self, fleet: Fleet, models: Tree) -> Tree:
         """Eq. 5: labels, what the copilot says, and agreement between two views."""
         output = fleet.forward(self.local(models))
-        loss = self.alpha * fleet.cross_entropy(output.logits)
+        terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
         if self.mutual:
             teacher = fleet.predict(models.copilot, fleet.architecture(self.copilot))
-            taught = divergence(teacher.logits, output.logits, fleet.graph.real)
-            if not self.smkd:
-                return loss + (1 - self.alpha) * taught
-            loss = loss + (1 - self.alpha - self.beta) * taught
-            if self.beta:
-                student = self.projected(models, output.embedding)
-                loss = loss + self.beta * self.neighbourhood(fleet.graph, teacher.embedding, student)
+            terms.update(self.lessons(fleet, teacher, self.projected(models, output)))
         if self.smkd and self.self_distill and self.self_weight:
-            loss = loss + self.self_weight * self.agreement(fleet, self.local(models))
-        return loss
+            terms["self"] = self.self_weight * self.agreement(fleet, self.local(models))
+        return terms
 
     def local(self, models: Tree) -> Weights:
         return models.model.model if self.neigh_projection else models.model  # type: ignore[no-any-return]
 
-    def projected(self, models: Tree, embedding: Tensor) -> Tensor:
-        return embedding @ models.model.projection.weight if self.neigh_projection else embedding
+    def projected(self, models: Tree, output: Output) -> Output:
+        """What the local model says, with embeddings as wide as the copilot's."""
+        if not self.neigh_projection:
+            return output
+        return output._replace(embedding=output.embedding @ models.model.projection.weight)
+
+    def lessons(self, fleet: Fleet, teacher: Output, student: Output) -> Tree:
+        """What one model teaches the other; no gradient reaches the teacher."""
+        taught = divergence(teacher.logits, student.logits, fleet.graph.real)
+        if not self.smkd:
+            return Tree(predictions=(1 - self.alpha) * taught)
+        lessons = Tree(predictions=(1 - self.alpha - self.beta) * taught)
+        if self.beta:
+            around = self.neighbourhood(fleet.graph, teacher.embedding, student.embedding)
+            lessons.neighbourhood = self.beta * around
+        return lessons
 
     def neighbourhood(self, graph: FleetGraph, teacher: Tensor, student: Tensor) -> Tensor:
         """Eq. 1: every node is taught by the embeddings of its neighbours and its own."""
@@ -212,5 +231,9 @@ def knowledge_of(method: FedGKC, graph: FleetGraph, chances: Tensor) -> tuple[Te
     return mean_over(method.strength * best, graph.real), mean_over(clarity, graph.real)
 
 
-def width_of(model: object) -> int:
-    return getattr(model, "width", 0)
+def total(terms: Callable[[Fleet, Tree], Tree], fleet: Fleet, sizes: Tree, models: Tree) -> Tensor:
+    """The sum of some terms; their sizes are noted, and after training those of the last epoch stand there."""
+    found = terms(fleet, models)
+    sizes.update(map_tree(Tensor.detach, found))
+    first, *others = found.values()
+    return sum(others, start=first)  # type: ignore[no-any-return]

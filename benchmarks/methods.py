@@ -1,0 +1,227 @@
+"""FedGKC with five architectures: Graft against the same work client by client with stock PyG layers, in one run.
+
+Both sides play whole rounds: copilots and local models in turn for three epochs, knowledge, averaging, and a score of
+every local model. Rounds of both sides alternate, so that a busy machine disturbs both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from fleet import EPOCHS, Loop
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SGConv
+from torch_geometric.utils import dropout_edge
+
+from graft.data import datasets, federation
+from graft.data.graphs import Graph
+from graft.engines.capture import lane
+from graft.engines.in_process import InProcess
+from graft.engines.setup import Setup
+from graft.evaluation import accuracy
+from graft.exchange import Clients, Request, Server, Traffic
+from graft.methods.fedgkc import VIEWS, FedGKC
+from graft.models import assign_models
+
+ORDER = ("gcn", "gat", "sage", "gin", "sgc")
+
+
+def perceptron(inputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64))
+
+
+LAYERS = {
+    "gcn": lambda inputs: GCNConv(inputs, 64),
+    "gat": lambda inputs: GATConv(inputs, 16, heads=4),
+    "sage": lambda inputs: SAGEConv(inputs, 64),
+    "gin": lambda inputs: GINConv(perceptron(inputs)),
+}
+
+
+class Net(nn.Module):
+    """Two stock layers and a linear head; SGC has one layer of two steps."""
+
+    def __init__(self, kind: str, features: int, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [SGConv(features, 64, K=2)] if kind == "sgc" else [LAYERS[kind](features), LAYERS[kind](64)]
+        )
+        self.active = kind != "sgc"
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = x
+        for layer in self.layers:
+            if hidden is not x:
+                hidden = functional.dropout(hidden, training=self.training)
+            hidden = layer(hidden, edges)
+            hidden = torch.relu(hidden) if self.active else hidden
+        return hidden, self.head(functional.dropout(hidden, training=self.training))
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    return functional.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean")
+
+
+class LoopFedGKC(Loop):
+    """FedGKC as it would usually be written."""
+
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedGKC) -> None:
+        torch.manual_seed(0)
+        self.method = method
+        self.data = [self.prepare(graph, device) for graph in graphs]
+        features, classes = graphs[0].features, graphs[0].classes
+        self.server = Net("gcn", features, classes).to(device)
+        self.copilots = [copy.deepcopy(self.server) for _ in graphs]
+        self.models = [Net(ORDER[place % 5], features, classes).to(device) for place in range(len(graphs))]
+        self.optimizers = [
+            [torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4) for model in pair]
+            for pair in zip(self.copilots, self.models, strict=True)
+        ]
+        self.nodes = torch.tensor([float(graph.nodes) for graph in graphs], device=device)
+
+    def lessons(self, teacher: tuple[Tensor, Tensor], student: tuple[Tensor, Tensor], edges: Tensor) -> Tensor:
+        method = self.method
+        loss = (1 - method.alpha - method.beta) * divergence(teacher[1], student[1])
+        if method.beta:
+            loops = torch.arange(len(student[0]), device=edges.device).expand(2, -1)
+            source, target = torch.cat([edges, loops], 1)
+            wanted, found = teacher[0].log_softmax(1), student[0].log_softmax(1)
+            gap = (wanted[source].exp() * (wanted[source] - found[target])).sum(1)
+            loss = loss + method.beta * gap.sum() / len(student[0])
+        return loss
+
+    def view(self, x: Tensor, edges: Tensor, rates: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        kept, _ = dropout_edge(edges, p=rates[0], force_undirected=True)
+        return x * (torch.rand(x.shape[1], device=x.device) >= rates[1]), kept
+
+    def round(self) -> float:
+        method, knowledge = self.method, []
+        for copilot, local, optimizers, (x, edges, y, train, *_) in zip(
+            self.copilots, self.models, self.optimizers, self.data, strict=True
+        ):
+            copilot.load_state_dict(self.server.state_dict())
+            for _ in range(EPOCHS):
+                for student, teacher, optimizer, share in (
+                    (copilot, local, optimizers[0], method.feedback),
+                    (local, copilot, optimizers[1], 1.0),
+                ):
+                    student.train()
+                    output = student(x, edges)
+                    loss = method.alpha * functional.cross_entropy(output[1][train], y[train])
+                    if share:
+                        teacher.eval()
+                        with torch.no_grad():
+                            taught = teacher(x, edges)
+                        loss = loss + share * self.lessons(taught, output, edges)
+                    if student is local and method.self_weight:
+                        weak_rates, strong_rates = VIEWS[method.views]
+                        local.eval()
+                        with torch.no_grad():
+                            weak = local(*self.view(x, edges, weak_rates))
+                        local.train()
+                        strong = local(*self.view(x, edges, strong_rates))
+                        gap = functional.mse_loss(strong[0], weak[0]) + divergence(weak[1], strong[1])
+                        loss = loss + method.self_weight * gap
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            knowledge.append(self.knowledge(copilot, x, edges))
+        trusted = torch.stack(knowledge).clamp(min=0)
+        shares = (self.nodes / self.nodes.sum() + trusted / trusted.sum()) / 2
+        with torch.no_grad():
+            for name, parameter in self.server.named_parameters():
+                stacked = torch.stack([copilot.get_parameter(name) for copilot in self.copilots])
+                parameter.copy_(torch.tensordot(shares, stacked, dims=1))
+            found = []
+            for model, (x, edges, y, _, _, test) in zip(self.models, self.data, strict=True):
+                model.eval()
+                found.append((model(x, edges)[1].argmax(1) == y)[test].float().mean())
+        return float(torch.stack(found).mean())
+
+    @torch.no_grad()
+    def knowledge(self, copilot: Net, x: Tensor, edges: Tensor) -> Tensor:
+        copilot.eval()
+        chances = copilot(x, edges)[1].softmax(1)
+        best = chances.amax(1)
+        alike = functional.cosine_similarity(chances[edges[0]], chances[edges[1]])
+        degree = torch.bincount(edges[0], minlength=len(x)).clamp(min=1)
+        around = torch.zeros(len(x), device=x.device).index_add_(0, edges[0], alike) / degree
+        return (best + (2 * best - 1) / (chances.shape[1] - 1) - self.method.smoothing * around).mean()
+
+
+class GraftFedGKC:
+    """FedGKC in Graft."""
+
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedGKC) -> None:
+        models = assign_models("architectures", len(graphs), graphs[0].features, graphs[0].classes)
+        self.setup = Setup(method, "fedgkc", graphs, models, device=device)
+        self.engine = InProcess(self.setup)
+        self.server = Server(None, models, len(graphs), 0, device, self.setup.architecture)
+        method.start_server(self.server)
+        counted = self.engine.ask(Request("count", 0, self.engine.members()))
+        self.totals, self.nodes = counted.totals, counted.nodes
+        self.number = 0
+
+    def round(self) -> float:
+        self.number += 1
+        self.server.round = self.number
+        everyone = self.engine.members()
+        with lane(self.setup.device):
+            self.setup.method.round(self.server, Clients(self.engine, self.number, everyone, Traffic()))
+            own = self.engine.ask(Request("score", self.number, everyone))
+            return accuracy(own.correct, self.totals, self.nodes).mean("test")
+
+
+VARIANTS = {
+    "fedgkc": FedGKC(),
+    "fedgkc as in the paper": FedGKC(alpha=0.6, beta=0.2, feedback=1.0, self_weight=1.0, schedule="interleaved"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", default="cora")
+    parser.add_argument("--clients", default="20")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/methods.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    rows: list[dict[str, Any]] = []
+    print(f"{'method':26}{'clients':>8}{'loop ms':>10}{'graft ms':>10}{'ratio':>8}   accuracy: loop, graft")
+    for name, method in VARIANTS.items():
+        for clients in map(int, options.clients.split(",")):
+            graphs = federation.build(datasets.load(options.dataset), clients, seed=0).clients
+            sides = {"loop": LoopFedGKC(graphs, device, method), "graft": GraftFedGKC(graphs, device, method)}
+            times: dict[str, list[float]] = {side: [] for side in sides}
+            scores = {}
+            for number in range(options.rounds + 3):
+                for side, playing in sides.items():
+                    start = time.perf_counter()
+                    scores[side] = playing.round()
+                    if number >= 3:
+                        times[side].append(1000 * (time.perf_counter() - start))
+            middle = {side: statistics.median(spent) for side, spent in times.items()}
+            ratio = middle["loop"] / middle["graft"]
+            rows.append({"method": name, "clients": clients, "ms": middle, "ratio": ratio, "accuracy": scores})
+            shown = ", ".join(f"{100 * score:.1f}" for score in scores.values())
+            print(
+                f"{name:26}{clients:8}{middle['loop']:10.1f}{middle['graft']:10.2f}{ratio:8.1f}   {shown}", flush=True
+            )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"device": options.device, "threads": options.threads, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

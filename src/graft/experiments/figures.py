@@ -1,0 +1,108 @@
+"""Small pictures of a study as SVG text: a panel a column of the table, bars or curves, deviations as whiskers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+
+COLOURS = ("#1f6fb4", "#c4622d", "#3d8b57", "#8a5bb0", "#b58a1d", "#5b6675")
+GREY, INK = "#e3e8ee", "#5b6675"
+LEFT, TOP, HEIGHT, GAP = 44, 30, 190, 24
+SPACE_BELOW = 92
+
+Bars = Mapping[str, tuple[float, float]]  # label -> mean, deviation
+Curves = Mapping[str, Sequence[tuple[float, float, float]]]  # curve -> place, mean, deviation
+
+
+def bars(panels: Sequence[tuple[str, Bars]]) -> str:
+    """A bar a method; the axis begins where it is worth looking, so compare tops, not areas."""
+    wide = max(26 * max(len(values) for _, values in panels) + 10, 150)
+    parts: list[str] = []
+    for number, (title, values) in enumerate(panels):
+        left = LEFT + number * (wide + LEFT + GAP)
+        height = axis(parts, left, wide, title, list(values.values()))
+        for place, (label, (value, spread)) in enumerate(values.items()):
+            x = left + 8 + 26 * place
+            top, colour = height(value), COLOURS[place % len(COLOURS)]
+            parts.append(
+                f'<rect x="{x}" y="{top:.1f}" width="18" height="{TOP + HEIGHT - top:.1f}" fill="{colour}" '
+                f'fill-opacity=".75"><title>{escape(label)}: {value:.2f} ± {spread:.2f}</title></rect>'
+            )
+            parts.append(whisker(x + 9, height(value - spread), height(value + spread), INK))
+            foot = f"{x + 13} {TOP + HEIGHT + 10}"
+            parts.append(f'<text transform="translate({foot}) rotate(-60)" text-anchor="end">{escape(label)}</text>')
+    return picture(parts, len(panels), wide, "Test accuracy of each variant, in percent")
+
+
+def lines(panels: Sequence[tuple[str, Curves]], axis_label: str) -> str:
+    """A curve a series; the tried values stand evenly spaced, whatever lies between them."""
+    wide = 300
+    parts: list[str] = []
+    names = list(dict.fromkeys(name for _, curves in panels for name in curves))
+    for number, (title, curves) in enumerate(panels):
+        left = LEFT + number * (wide + LEFT + GAP)
+        height = axis(parts, left, wide, title, [point[1:] for points in curves.values() for point in points])
+        tried = sorted({point[0] for points in curves.values() for point in points})
+        across = {value: left + 16 + (wide - 32) * at / max(len(tried) - 1, 1) for at, value in enumerate(tried)}
+        for value, x in across.items():
+            parts.append(f'<text x="{x:.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{value:g}</text>')
+        middle = left + wide / 2
+        parts.append(f'<text x="{middle}" y="{TOP + HEIGHT + 34}" text-anchor="middle">{escape(axis_label)}</text>')
+        for name, points in curves.items():
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            path = " ".join(f"{across[x]:.1f},{height(value):.1f}" for x, value, _ in points)
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+            for x, value, spread in points:
+                parts.append(whisker(across[x], height(value - spread), height(value + spread), colour))
+                parts.append(
+                    f'<circle cx="{across[x]:.1f}" cy="{height(value):.1f}" r="3" fill="{colour}">'
+                    f"<title>{escape(name)}, {escape(axis_label)} {x:g}: {value:.2f} ± {spread:.2f}</title></circle>"
+                )
+    for place, name in enumerate(names if len(names) > 1 else []):
+        x, y = LEFT + 90 * (place % 3), TOP + HEIGHT + 54 + 18 * (place // 3)
+        parts.append(
+            f'<line x1="{x}" x2="{x + 16}" y1="{y - 4}" y2="{y - 4}" stroke="{COLOURS[place % len(COLOURS)]}" '
+            f'stroke-width="2"/><text x="{x + 22}" y="{y}">{escape(name)}</text>'
+        )
+    return picture(parts, len(panels), wide, f"Test accuracy against {axis_label}, in percent")
+
+
+def axis(
+    parts: list[str], left: float, wide: float, title: str, values: Sequence[tuple[float, ...]]
+) -> Callable[[float], float]:
+    """Draw a panel's title, grid and vertical axis; what comes back turns an accuracy into a height."""
+    low, high = min(value - spread for value, spread in values), max(value + spread for value, spread in values)
+    step = nice_step((high - low) / 4)
+    bottom, top = step * math.floor(low / step), step * math.ceil(high / step)
+    if bottom == top:
+        bottom, top = bottom - step, top + step
+
+    def height(value: float) -> float:
+        return TOP + HEIGHT * (top - value) / (top - bottom)
+
+    parts.append(f'<text x="{left}" y="{TOP - 12}" font-weight="600">{escape(title)}</text>')
+    for mark in range(round((top - bottom) / step) + 1):
+        y = height(bottom + mark * step)
+        parts.append(f'<line x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GREY}"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{bottom + mark * step:g}</text>')
+    return height
+
+
+def nice_step(rough: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is at least so large."""
+    power = math.pow(10, math.floor(math.log10(max(rough, 0.05))))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+
+
+def whisker(x: float, low: float, high: float, colour: str) -> str:
+    return f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}"/>'
+
+
+def picture(parts: Sequence[str], panels: int, wide: float, label: str) -> str:
+    width, height = panels * (wide + LEFT + GAP) + GAP, TOP + HEIGHT + SPACE_BELOW
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">'
+        f"{''.join(parts)}</svg>"
+    )

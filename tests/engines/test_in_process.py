@@ -1,0 +1,91 @@
+"""The reference engine: clients one at a time where a step wants that, and state that survives it."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from graft.engines.in_process import InProcess
+from graft.engines.loopback import Loopback
+from graft.exchange import Clients, Request, Traffic
+from graft.method import Method, step
+from graft.weights import Tree
+from tests.toy import toy_setup
+
+
+@dataclass(frozen=True)
+class Ragged(Method):
+    """Client k answers with k + 1 numbers."""
+
+    def start_client(self, fleet):
+        fleet.state.newer = torch.ones(len(fleet.clients), 2)
+        fleet.state.older = torch.zeros(len(fleet.clients), 2)
+        fleet.state.count = torch.zeros(len(fleet.clients))
+
+    @step(fleet=False)
+    def answer(self, fleet):
+        (client,) = fleet.clients
+        return Tree(numbers=torch.full((1, client + 1), float(client)))
+
+    @step(fleet=False)
+    def shift(self, fleet):
+        """What was newer becomes older, and a count is raised in place."""
+        fleet.state.older, fleet.state.newer = fleet.state.newer, fleet.state.newer + 1
+        fleet.state.count += 1
+        return Tree()
+
+    @step
+    def shift_together(self, fleet):
+        return self.shift(fleet)
+
+
+@pytest.mark.parametrize("engine_of", [InProcess, Loopback])
+def test_replies_may_differ_in_size_and_are_counted_as_they_are(engine_of):
+    engine = engine_of(toy_setup(Ragged()))
+    try:
+        traffic = Traffic()
+        replies = Clients(engine, 1, [0, 1, 2], traffic).ask(Ragged().answer)
+    finally:
+        engine.close()
+    assert [replies[client].numbers.tolist() for client in range(3)] == [[0.0], [1.0, 1.0], [2.0, 2.0, 2.0]]
+    assert traffic.up == 4 * (1 + 2 + 3)
+
+
+@pytest.mark.parametrize("name", ["shift", "shift_together"])
+@pytest.mark.parametrize("asked", [[1], [0, 2], [0, 1, 2]])
+def test_state_that_moves_between_fields_arrives_and_nobody_elses_changes(name, asked):
+    engine = InProcess(toy_setup(Ragged()))
+    assert len(engine.fleets) == 1
+    for number in (1, 2):
+        engine.ask(Request(name, number, asked))
+    for client, state in engine.state().items():
+        wanted = ([2.0] * 2, [3.0] * 2, 2.0) if client in asked else ([0.0] * 2, [1.0] * 2, 0.0)
+        assert (state.older.tolist(), state.newer.tolist(), state.count.tolist()) == wanted
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_steps_for_one_client_at_a_time_are_never_recorded(clients):
+    class Listening:
+        def __init__(self):
+            self.heard = []
+
+        def run(self, function, fleet, step, message):  # noqa: ARG002
+            self.heard.append(step)
+            return function(fleet)
+
+    engine = InProcess(toy_setup(Ragged(), clients=clients))
+    recorder = Listening()
+    engine._recorders = {id(fleet): recorder for fleet in engine.fleets}
+    for name in ("answer", "shift", "shift_together"):
+        engine.ask(Request(name, 1, engine.members()))
+    assert recorder.heard == ["shift_together"]
+
+
+def test_asking_only_some_clients_of_a_round_counts_only_them():
+    engine, traffic = InProcess(toy_setup(Ragged())), Traffic()
+    clients = Clients(engine, 1, [0, 2], traffic)
+    some = clients.only([2, 1])  # client 1 does not take part
+    assert some.members == [2]
+    assert some.ask(Ragged().answer).clients == [2]
+    assert traffic.up == 4 * 3
+    assert len(clients.only([])) == 0
