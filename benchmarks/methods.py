@@ -35,7 +35,7 @@ ORDER = ("gcn", "gat", "sage", "gin", "sgc")
 
 
 def perceptron(inputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64))
+    return nn.Sequential(nn.Linear(inputs, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 64))
 
 
 LAYERS = {

@@ -1,10 +1,15 @@
 """Block-diagonal products and attention against the same sums written out densely."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional
 
+from graft.graph import lay_out
 from graft.sparse import BlockSparse, attention
+from tests.memory import crowded_graph, gather_rows, peak_of
 
 
 def make_dense(blocks=3, rows=5, width=4, seed=0):
@@ -134,6 +139,46 @@ def test_one_empty_block_among_others_is_kept_apart():
     assert not (sparse.select([1]) @ other[1:2]).any()
 
 
+def test_memory_is_free_as_soon_as_a_matrix_is_forgotten():
+    """With a cycle, large values would stay until Python's garbage collector happens to run."""
+    _, pattern = make_pattern()
+    values = torch.rand(pattern.entries)
+    makers = {
+        "values": lambda: pattern.with_values(values),
+        "pair": lambda: pattern.with_values(values, values),
+        "selection": lambda: pattern.select([1]),
+        "selected pair": lambda: pattern.with_values(values, values).select([0]),
+        "transposed": lambda: compress(make_dense()),
+    }
+    gc.disable()
+    try:
+        for name, make in makers.items():
+            matrix = make()
+            assert matrix.transpose.transpose is matrix
+            held = [weakref.ref(matrix), weakref.ref(matrix.transpose)]
+            assert matrix.row_of.shape == (matrix.entries,)
+            del matrix
+            assert [one() for one in held] == [None, None], name
+    finally:
+        gc.enable()
+
+
+def test_transpose_outlives_what_it_was_made_from():
+    dense = make_dense()
+    turned = compress(dense).transpose
+    assert torch.equal(turned.transpose.dense(), dense)
+    assert turned.transpose is turned.transpose
+
+
+def test_matrices_of_one_pattern_share_what_follows_from_it():
+    _, pattern = make_pattern()
+    first, second = (pattern.with_values(torch.rand(pattern.entries)) for _ in range(2))
+    assert first.row_of is second.row_of
+    assert first.with_values(None).crossing is second.crossing
+    assert first._bounds is second._bounds
+    assert first.row_of is not pattern.select([0, 1]).row_of
+
+
 # Attention -----------------------------------------------------------------------------------------------------------
 
 
@@ -193,3 +238,22 @@ def test_node_alone_attends_to_itself():
     mixed.sum().backward()
     assert not target.grad.any()  # nothing to choose between
     torch.testing.assert_close(values.grad, torch.ones_like(values))
+
+
+def test_attention_never_makes_anything_of_edges_by_width():
+    graph, width = crowded_graph(), 64
+    laid = lay_out([graph], torch.device("cpu"))
+    inputs = make_inputs(torch.float32, blocks=1, nodes=graph.nodes, width=width)
+
+    def attend():
+        attention(laid.with_loops(1), *inputs, slope=0.2).sum().backward()
+
+    def average():
+        (laid.normalised @ inputs[2]).sum().backward()
+
+    too_much = graph.edges.shape[1] * width * 4
+    attend()  # what depends on the pattern alone is worked out once
+    average()
+    assert peak_of(attend) < too_much / 4  # a few numbers an edge
+    assert peak_of(average) < too_much / 16
+    assert peak_of(lambda: gather_rows(graph, width)) >= too_much

@@ -73,6 +73,9 @@ def test_steps_for_one_client_at_a_time_are_never_recorded(clients):
             self.heard.append(step)
             return function(fleet)
 
+        def join(self):
+            pass
+
     engine = InProcess(toy_setup(Ragged(), clients=clients))
     recorder = Listening()
     engine._recorders = {id(fleet): recorder for fleet in engine.fleets}

@@ -28,6 +28,7 @@ from graft.models.architecture import LayeredModel, Output
 from graft.models.gcn import GCN
 from graft.models.sage import SAGE
 from graft.weights import Tree, count_bytes, leaves, map_tree, take
+from tests.memory import crowded_graph, gather_rows, peak_of
 from tests.toy import CLASSES, SIZES, gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
 
 CPU = torch.device("cpu")
@@ -248,6 +249,17 @@ def test_server_averages_copilots_by_the_recorded_weights():
         parts = [dict(leaves(replies[-1][client].copilot))[path].double() for client in range(3)]
         wanted = sum(weight * part for weight, part in zip(weights, parts, strict=True))
         torch.testing.assert_close(leaf.double(), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_knowledge_is_that_of_the_trained_copilot_without_dropout():
+    setup = toy_setup(FedGKC(), dropout=0.5)
+    engine, replies = watched(setup)
+    knowledge = torch.tensor(play(setup, rounds=1, engine=engine).server.take_records()["knowledge"])
+    fleet = engine.fleets[0]
+    start = fleet.initial(fleet.architecture("gcn"))
+    trained, before = (sum(FedGKC().knowledge(fleet, copilot)) for copilot in (replies[0].copilot, start))
+    torch.testing.assert_close(knowledge, trained)
+    assert (knowledge - before).abs().min() > 1e-4
 
 
 def test_both_weights_are_shared_out_among_the_clients_that_take_part():
@@ -875,17 +887,38 @@ def test_a_step_reads_nothing_back_once_its_graphs_are_prepared(models, settings
         assert bool(seen.found + lists) == reads
 
 
-class Allocations(TorchDispatchMode):
-    """Notes the most bytes of any tensor that an operation makes; views count as what they are views of."""
+def test_nothing_of_edges_by_width_is_ever_made():
+    graph, width = crowded_graph(), 64
+    laid = lay_out([graph], CPU)
+    generator = torch.Generator().manual_seed(0)
+    teacher, student = (torch.randn(1, graph.nodes, width, generator=generator).requires_grad_() for _ in range(2))
 
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
+    def neighbourhood():
+        FedGKC().neighbourhood(laid, teacher, student).sum().backward()
 
-    def __torch_dispatch__(self, function, types, arguments=(), named=None):
-        result = function(*arguments, **(named or {}))
-        for made in torch.utils._pytree.tree_leaves(result):
-            if isinstance(made, torch.Tensor):
-                parts = [made.values(), made.col_indices()] if made.layout == torch.sparse_csr else [made]
-                self.largest = max(self.largest, *(part.untyped_storage().nbytes() for part in parts))
-        return result
+    def similarity():
+        sum(knowledge_of(FedGKC(), laid, student.softmax(2))).sum().backward()
+
+    too_much = graph.edges.shape[1] * width * 4
+    assert too_much > 256e6
+    neighbourhood()  # A + I is worked out once
+    assert peak_of(neighbourhood) < too_much / 16
+    assert peak_of(similarity) < too_much / 16
+    assert peak_of(lambda: gather_rows(graph, width)) >= too_much
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("models", ARCHITECTURES)
+def test_replayed_rounds_and_their_records_equal_plain_ones(models):
+    for settings in ({}, {"schedule": "block", "neigh_projection": True}):
+        setup = toy_setup(FedGKC(copilot="gat", **settings), models=models, dropout=0.5)
+        setup = replace(setup, device=torch.device("cuda"))
+        replayed, plain = play(setup, rounds=5), play(replace(setup, record=False), rounds=5)
+        assert any(recorder.recordings for recorder in replayed.engine._recorders.values())
+        assert all(gap(replayed.client(client), plain.client(client)) < 1e-4 for client in range(3))
+        record, wanted = replayed.server.take_records(), plain.server.take_records()
+        earlier = play(setup, rounds=4).server.take_records()
+        for name in ("knowledge", "weight", *RECORDED):
+            assert record[name] == pytest.approx(wanted[name], abs=1e-4)
+            assert record[name] != pytest.approx(earlier[name], abs=1e-6)

@@ -13,6 +13,7 @@ from graft.errors import InputError
 from graft.fleet import build_fleet, initial
 from graft.methods.local import Local
 from graft.models import assign_models, build_model
+from graft.models.gin import GIN
 from graft.randomness import Stream
 from graft.training import Training
 from graft.weights import leaves, take
@@ -87,11 +88,13 @@ def stock_sage(inputs, outputs, last):  # noqa: ARG001
 
 
 def stock_gin(inputs, outputs, last):  # noqa: ARG001
-    first, second = nn.Linear(inputs, WIDTH), nn.Linear(WIDTH, outputs)
-    layer = GINConv(nn.Sequential(first, nn.ReLU(), second))
+    first, norm, second = nn.Linear(inputs, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, outputs)
+    layer = GINConv(nn.Sequential(first, norm, nn.ReLU(), second))
     return layer, [
         ("first/weight", first.weight, turn),
         ("first/bias", first.bias, keep),
+        ("scale", norm.weight, keep),
+        ("shift", norm.bias, keep),
         ("second/weight", second.weight, turn),
         ("second/bias", second.bias, keep),
     ]
@@ -401,3 +404,19 @@ def test_clients_get_models_in_turn():
 def test_impossible_models_are_refused(name, settings, words):
     with pytest.raises(InputError, match=words):
         build_model(name, 6, 3, **settings)
+
+
+def test_gin_without_normalisation_is_the_plain_sum_through_a_perceptron():
+    graph = toy_graph(9)
+    model = GIN(graph.features, CLASSES, width=WIDTH, dropout=0.0, normalise=False)
+    weights = random_weights(model)
+    fleet = build_fleet([0], [graph], model, Training(), 0, CPU, make=None)
+    layer = weights.layer0
+    x, edges = torch.from_numpy(graph.x), torch.from_numpy(graph.edges)
+    summed = x.index_add(0, edges[0], x[edges[1]])
+    inner = torch.relu(summed @ layer.first.weight[0] + layer.first.bias[0])
+    wanted = inner @ layer.second.weight[0] + layer.second.bias[0]
+    assert torch.allclose(model.layer(layer, fleet.graph, fleet.graph.features)[0], wanted, atol=1e-5)
+    normalised = GIN(graph.features, CLASSES, width=WIDTH, dropout=0.0)
+    assert "scale" in random_weights(normalised).layer0
+    assert "scale" not in layer
