@@ -28,7 +28,7 @@ from graft.engines.in_process import InProcess
 from graft.engines.setup import Setup
 from graft.evaluation import accuracy
 from graft.exchange import Clients, Request, Server, Traffic
-from graft.methods.fedgkc import VIEWS, FedGKC
+from graft.methods.fedgkc import VIEWS, FedGKC, FedGKCPaper
 from graft.models import assign_models
 
 ORDER = ("gcn", "gat", "sage", "gin", "sgc")
@@ -105,7 +105,7 @@ class LoopFedGKC(Loop):
 
     def round(self) -> float:
         method, knowledge = self.method, []
-        for copilot, local, optimizers, (x, edges, y, train, *_) in zip(
+        for copilot, local, optimizers, (x, edges, y, train, validation, _) in zip(
             self.copilots, self.models, self.optimizers, self.data, strict=True
         ):
             copilot.load_state_dict(self.server.state_dict())
@@ -121,6 +121,12 @@ class LoopFedGKC(Loop):
                         teacher.eval()
                         with torch.no_grad():
                             taught = teacher(x, edges)
+                            if method.gate:
+                                student.eval()
+                                own = student(x, edges)
+                                student.train()
+                                right = [(answer[1].argmax(1) == y)[validation].sum() for answer in (taught, own)]
+                                share = share * (right[0] >= right[1])
                         loss = loss + share * self.lessons(taught, output, edges)
                     if student is local and method.self_weight:
                         weak_rates, strong_rates = VIEWS[method.views]
@@ -183,7 +189,7 @@ class GraftFedGKC:
 
 VARIANTS = {
     "fedgkc": FedGKC(),
-    "fedgkc as in the paper": FedGKC(alpha=0.6, beta=0.2, feedback=1.0, self_weight=1.0, schedule="interleaved"),
+    "fedgkc_paper": FedGKCPaper(),
 }
 
 

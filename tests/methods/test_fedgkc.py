@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +22,9 @@ from graft.fleet import initial
 from graft.graph import lay_out
 from graft.methods import fedgkc
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedgkc import FedGKC, knowledge_of, total
+from graft.methods.fedgkc import FedGKC as Defaults
+from graft.methods.fedgkc import FedGKCPaper as FedGKC
+from graft.methods.fedgkc import knowledge_of, no_worse, total
 from graft.methods.local import Local
 from graft.models.architecture import LayeredModel, Output
 from graft.models.gcn import GCN
@@ -922,3 +924,64 @@ def test_replayed_rounds_and_their_records_equal_plain_ones(models):
         for name in ("knowledge", "weight", *RECORDED):
             assert record[name] == pytest.approx(wanted[name], abs=1e-4)
             assert record[name] != pytest.approx(earlier[name], abs=1e-6)
+
+
+# The defaults, which are not the paper's -------------------------------------------------------------------------
+
+
+def validation_counts(fleet, teacher_right, pupil_right):
+    """Outputs that get these validation nodes of each client right, by their place among them."""
+    masks, classes = fleet.labels.masks[:, 1], fleet.labels.classes
+    outputs = []
+    for right in (teacher_right, pupil_right):
+        answers = (classes + 1) % CLASSES
+        for client, count in enumerate(right):
+            nodes = masks[client].nonzero().flatten()[:count]
+            answers[client, nodes] = classes[client, nodes]
+        logits = functional.one_hot(answers, CLASSES).float()
+        outputs.append(Output(logits, logits))
+    return outputs
+
+
+def test_a_model_teaches_only_where_it_is_no_worse_on_validation_nodes():
+    fleet = toy_setup(Defaults()).fleet([0, 1, 2])
+    assert fleet.labels.masks[:, 1].sum(1).min() >= 1
+    teacher, pupil = validation_counts(fleet, [1, 0, 1], [0, 1, 1])
+    assert no_worse(fleet, teacher, pupil).tolist() == [1.0, 0.0, 1.0]
+    assert no_worse(fleet, pupil, teacher).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_a_closed_gate_leaves_the_labels_alone(monkeypatch):
+    monkeypatch.setattr(fedgkc, "no_worse", lambda fleet, teacher, pupil: torch.zeros(len(fleet.clients)))  # noqa: ARG005
+    settings = {"models": "gcn,sage", "optimizer": "sgd", "weight_decay": 0.0}
+    closed = play(toy_setup(Defaults(), learning_rate=0.1, **settings), rounds=3)
+    alone = play(toy_setup(Local(), learning_rate=0.08, **settings), rounds=3)  # labels weigh 0.8
+    assert max(gap(closed.client(client).model, alone.client(client).model) for client in range(3)) < 1e-6
+    other = play(toy_setup(Local(), learning_rate=0.1, **settings), rounds=3)
+    assert gap(closed.client(0).model, other.client(0).model) > 1e-4
+
+
+def test_an_open_gate_is_no_gate(monkeypatch):
+    monkeypatch.setattr(fedgkc, "no_worse", lambda fleet, teacher, pupil: torch.ones(len(fleet.clients)))  # noqa: ARG005
+    opened = play(toy_setup(Defaults(feedback=0.5)), rounds=3)
+    without = play(toy_setup(Defaults(feedback=0.5, gate=False)), rounds=3)
+    assert gap(opened.client(0), without.client(0)) < 1e-6
+    monkeypatch.undo()
+    gated = play(toy_setup(Defaults(feedback=0.5)), rounds=6)
+    without = play(toy_setup(Defaults(feedback=0.5, gate=False)), rounds=6)
+    assert max(gap(gated.client(client), without.client(client)) for client in range(3)) > 1e-4
+
+
+def test_the_default_copilots_follow_fedavg():
+    """Labels alone, whatever their weight: with plain SGD at a learning rate to match, exactly FedAvg's copilots."""
+    settings = {"models": "gcn", "optimizer": "sgd", "weight_decay": 0.0}
+    ours = play(toy_setup(Defaults(kama=False, alpha=1.0), learning_rate=0.1, **settings), rounds=3)
+    average = play(toy_setup(FedAvg(), learning_rate=0.1, **settings), rounds=3)
+    assert gap(ours.server.state.copilot, average.server.state.model) < 1e-6
+
+
+def test_the_paper_is_one_name_away():
+    usual, paper = Defaults(), FedGKC()
+    differ = {field.name for field in fields(usual) if getattr(usual, field.name) != getattr(paper, field.name)}
+    assert differ == {"alpha", "beta", "feedback", "gate", "self_weight"}
+    assert (paper.alpha, paper.beta, paper.feedback, paper.gate, paper.self_weight) == (0.6, 0.2, 1.0, False, 1.0)

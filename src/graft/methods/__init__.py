@@ -5,7 +5,7 @@ from __future__ import annotations
 from graft.method import Method
 from graft.methods.centralised import Centralised
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedgkc import FedGKC
+from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedkd import FedKD
 from graft.methods.fedproto import FedProto
 from graft.methods.fedprox import FedProx
@@ -18,6 +18,7 @@ METHODS: dict[str, type[Method]] = {
     "centralised": Centralised,
     "fedavg": FedAvg,
     "fedgkc": FedGKC,
+    "fedgkc_paper": FedGKCPaper,
     "fedkd": FedKD,
     "fedproto": FedProto,
     "fedprox": FedProx,
