@@ -235,7 +235,7 @@ class FedGKC(Method):
 
 @dataclass(frozen=True)
 class FedGKCPaper(FedGKC):
-    """FedGKC as published: both models teach each other, always, by neighbourhoods and predictions, and by two views."""
+    """FedGKC as published: both models always teach each other, by neighbourhoods and predictions, and two views."""
 
     alpha: float = 0.6
     beta: float = 0.2
