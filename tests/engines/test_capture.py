@@ -43,6 +43,16 @@ def test_every_method_gives_on_the_gpu_what_it_gives_on_the_cpu(name):
         assert gap(here.client(client).model, map_tree(Tensor.cpu, there.client(client).model)) < 1e-4
 
 
+@pytest.mark.parametrize("times", range(3))
+def test_state_set_outside_a_recording_survives_fleets_that_run_side_by_side(times):
+    """FedKD's clients receive outside recorded steps what the next recorded step reads, on other streams."""
+    setup = toy_setup(METHODS["fedkd"](), clients=5, models="architectures", width=64, seed=times)
+    there = play(replace(setup, device=torch.device("cuda")), rounds=8)
+    here = play(setup, rounds=8)
+    for client in here.engine.members():
+        assert gap(here.client(client).mentee, map_tree(Tensor.cpu, there.client(client).mentee)) < 1e-2
+
+
 def test_a_step_that_looks_at_the_round_is_not_recorded():
     class Looks(METHODS["fedavg"]):
         def loss(self, fleet, weights, received):

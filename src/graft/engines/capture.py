@@ -34,7 +34,12 @@ class Recorder:
 
     def run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Any) -> Any:
         """Run a step: plainly the first time, recorded the second, replayed from then on; `join` before use."""
-        self.stream.wait_stream(torch.cuda.current_stream())
+        here = torch.cuda.current_stream()
+        if here != self.stream:
+            self.stream.wait_stream(here)
+            # State that is replaced here may have been made there: it must not be reused before it was read.
+            for _, leaf in leaves(fleet.state):
+                leaf.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
             return self._run(function, fleet, step, message)
 
