@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Scikit-learn's digits, shared out at random; a client has a label for one image in twenty.
+DEMO := --dataset digits --clients 5 --partition random --split 5/20/75 --rounds 50
 
 .PHONY: setup demo test test-all lint bench clean
 
@@ -15,8 +17,10 @@ setup: .venv/ready
 	touch .venv/ready
 
 demo: setup
-	$(BIN)/graft run --dataset digits --clients 5 --partition random --split 5/20/75 --rounds 50 \
-		--against local,centralised --out runs/demo --overwrite
+	@echo; echo "Five clients, one architecture: averaging against training alone and against all data in one place."
+	$(BIN)/graft run --method fedavg --against local,centralised $(DEMO) --out runs/demo-one-model --overwrite
+	@echo; echo "Five clients, five architectures: a small copilot travels between models that cannot be averaged."
+	$(BIN)/graft run --method fedgkc --against local --models architectures $(DEMO) --out runs/demo-five-models --overwrite
 
 test: setup lint
 	$(BIN)/python -m pytest -m 'not slow'
@@ -32,6 +36,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/fleet.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/methods.py
 
 clean:
 	rm -rf .venv runs build dist

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import graft
 from graft.cli import app
 
-SMALL = ["--dataset", "synthetic:nodes=120,degree=6,classes=3,features=8", "--clients", "3", "--rounds", "2"]
+DATASET = "synthetic:nodes=120,degree=6,classes=3,features=8"
+SMALL = ["--method", "fedavg", "--dataset", DATASET, "--clients", "3", "--rounds", "2"]
 
 
 def call(*arguments):
@@ -166,7 +167,7 @@ def test_damaged_and_foreign_files_are_refused(elsewhere):
 
 def test_a_damaged_or_missing_checkpoint_is_refused(elsewhere):
     refused(call("resume", "nowhere"), "nowhere")
-    settings = dict(dataset=SMALL[1], clients=3, rounds=4, checkpoint_every=2)
+    settings = dict(dataset=DATASET, clients=3, rounds=4, checkpoint_every=2)
 
     def crash(record):
         if record["round"] == 3:
@@ -198,5 +199,5 @@ def test_a_report_of_nothing_is_refused(elsewhere):
 
 
 def test_more_clients_than_nodes_is_refused_in_partition_too(elsewhere):
-    refused(call("partition", SMALL[1], "--clients", "121"), "121")
+    refused(call("partition", DATASET, "--clients", "121"), "121")
     assert not (elsewhere / "partitions").exists()

@@ -9,7 +9,8 @@ from graft import __version__
 from graft.cli import app
 from graft.methods import METHODS
 
-SMALL = ["--dataset", "synthetic:nodes=120,degree=6,classes=3,features=8", "--clients", "3", "--rounds", "3"]
+DATASET = "synthetic:nodes=120,degree=6,classes=3,features=8"
+SMALL = ["--method", "fedavg", "--dataset", DATASET, "--clients", "3", "--rounds", "3"]
 
 
 def call(*arguments):
@@ -34,7 +35,7 @@ def test_version_and_lists():
 
 def test_run_without_arguments_trains_on_the_embedded_dataset(elsewhere):
     assert "digits" in call("run", "--rounds", "2")
-    result = json.loads((elsewhere / "runs" / "fedavg-digits-5-0" / "result.json").read_text())
+    result = json.loads((elsewhere / "runs" / "fedgkc-digits-5-0" / "result.json").read_text())
     assert result["dataset"] == "digits"
 
 
@@ -71,7 +72,7 @@ def test_report_joins_seeds_into_mean_and_deviation(elsewhere):
 
 
 def test_partition_prints_a_card_and_saves_what_run_can_use(elsewhere):
-    output = call("partition", SMALL[1], "--clients", "3", "--by", "louvain:resolution=2", "--out", "p.json")
+    output = call("partition", DATASET, "--clients", "3", "--by", "louvain:resolution=2", "--out", "p.json")
     assert "homophily" in output
     assert "content hash" in output
     saved = json.loads((elsewhere / "p.json").read_text())

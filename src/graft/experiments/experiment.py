@@ -24,7 +24,7 @@ GIVEN = "given-in-python"  # stands in experiment.toml for an object that no fil
 class Experiment:
     """One run; every field can be set in a file, by a flag or in Python."""
 
-    method: str = "fedavg"
+    method: str = "fedgkc"
     settings: dict[str, Any] = field(default_factory=dict)  # the method's own fields
     dataset: str = "digits"  # a name, or the path of your own data
     clients: int = 5

@@ -64,7 +64,7 @@ class Result:
 
 
 def run(
-    method: str | Method = "fedavg",
+    method: str | Method = "fedgkc",
     dataset: Any = "digits",
     *,
     models: str | nn.Module | Model | Sequence[str | nn.Module | Model] = "gcn",
