@@ -121,7 +121,7 @@ class OneFleet:
         own = self.engine.ask(Request("score", self.number, everyone))
         common = self.engine.ask(Request("score_shared", self.number, everyone, self.server.state.model))
         scores = [accuracy(reply.correct, self.totals, self.nodes).mean("test") for reply in (own, common)]
-        return scores[0], scores[1]
+        return scores[0] or 0.0, scores[1] or 0.0
 
 
 def compare(dataset: str, clients: int, rounds: int, device: torch.device, cached: bool) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class GraftFedGKC:
         with lane(self.setup.device):
             self.setup.method.round(self.server, Clients(self.engine, self.number, everyone, Traffic()))
             own = self.engine.ask(Request("score", self.number, everyone))
-            return accuracy(own.correct, self.totals, self.nodes).mean("test")
+            return accuracy(own.correct, self.totals, self.nodes).mean("test") or 0.0
 
 
 VARIANTS = {

@@ -356,7 +356,7 @@ def progress(rounds: int, label: str) -> Iterator[Callable[[dict[str, Any]], Non
 
 
 def scores(record: dict[str, Any]) -> str:
-    if "test" not in record:
+    if record.get("test") is None or record.get("validation") is None:
         return ""
     return f"  validation {100 * record['validation']:.1f}  test {100 * record['test']:.1f}"
 

@@ -17,19 +17,22 @@ class Accuracy:
     per_client: Tensor  # float64 [clients, 3]: train, validation, test
     nodes: Tensor  # [clients]
 
-    def mean(self, kind: str) -> float:
-        """The plain mean over the clients that have such nodes."""
-        return float(self.per_client[:, KINDS.index(kind)].nanmean())
+    def mean(self, kind: str) -> float | None:
+        """The plain mean over the clients that have such nodes; None if no client has."""
+        return number(self.per_client[:, KINDS.index(kind)].nanmean())
 
-    def node_weighted(self, kind: str) -> float:
+    def node_weighted(self, kind: str) -> float | None:
         """The mean weighted by how many nodes each client has."""
         values = self.per_client[:, KINDS.index(kind)]
         known = ~values.isnan()
-        return float((values * self.nodes)[known].sum() / self.nodes[known].sum())
+        return number((values * self.nodes)[known].sum() / self.nodes[known].sum())
 
     def clients(self, kind: str) -> list[float | None]:
-        values = self.per_client[:, KINDS.index(kind)].tolist()
-        return [None if value != value else value for value in values]
+        return [number(value) for value in self.per_client[:, KINDS.index(kind)]]
+
+
+def number(value: Tensor) -> float | None:
+    return None if value.isnan() else float(value)
 
 
 def accuracy(correct: Tensor, totals: Tensor, nodes: Tensor) -> Accuracy:
@@ -45,8 +48,8 @@ class Best:
     round: int = 0
     validation: float = float("-inf")
 
-    def see(self, round: int, validation: float) -> bool:
-        if validation > self.validation:
+    def see(self, round: int, validation: float | None) -> bool:
+        if validation is not None and validation > self.validation:
             self.round, self.validation = round, validation
             return True
         return False

@@ -260,3 +260,32 @@ def test_centralised_can_be_scored_on_each_clients_graph_alone(small):
     alone = graft.run("centralised", settings={"inference": "own"}, **{**small, "clients": 1})
     usual = graft.run("centralised", **{**small, "clients": 1})
     assert alone.rounds[-1]["per_client"] == usual.rounds[-1]["per_client"]  # with one client nothing is lost
+
+
+def test_a_run_in_separate_processes_can_be_stopped_and_resumed_too(small, tmp_path):
+    settings = small | {"rounds": 4, "engine": "loopback", "device": "cpu"}
+    unbroken = graft.run("fedavg", **settings)
+
+    def interrupt(record):
+        if record["round"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert not graft.run("fedavg", out=tmp_path / "half", progress=interrupt, **settings).finished
+    resumed = graft.resume(tmp_path / "half")
+    assert same(resumed.server, unbroken.server)
+    assert all(same(resumed.clients[client], unbroken.clients[client]) for client in unbroken.clients)
+
+
+def test_clients_too_small_to_be_scored_leave_no_accuracy_instead_of_a_crash(small, tmp_path):
+    settings = small | {"dataset": "synthetic:nodes=12,degree=1,classes=3,features=4", "clients": 12, "rounds": 2}
+    result = graft.run("fedavg", out=tmp_path / "run", **settings)  # one node a client, and it is a training node
+    assert result.accuracy == {"test": None, "validation": None, "test_node_weighted": None, "test_global": None}
+    assert json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)["best_round"] == 2
+
+
+def test_a_run_stopped_before_its_first_evaluation_has_no_accuracy_yet(small, tmp_path):
+    stop = lambda record: os.kill(os.getpid(), signal.SIGINT) if record["round"] == 1 else None  # noqa: E731
+    result = graft.run("fedavg", out=tmp_path / "run", evaluate_every=5, progress=stop, **small)
+    assert not result.finished
+    assert result.accuracy["test"] is None
+    assert graft.resume(tmp_path / "run").accuracy["test"] is not None

@@ -338,8 +338,11 @@ class Game:
     def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
         """What result.json holds."""
         evaluated = {record["round"]: record for record in self.records if "test" in record}
-        best = evaluated[(self.best_shared if self.experiment.score == "global" else self.best).round]
-        common = evaluated.get(self.best_shared.round, {})
+        nothing = {"round": 0, "per_client": {kind: [None] * len(self.shared.clients) for kind in KINDS}}
+        # Without validation nodes no round is the best; then the last one that was evaluated has to do.
+        last = evaluated[max(evaluated)] if evaluated else nothing
+        best = evaluated.get((self.best_shared if self.experiment.score == "global" else self.best).round, last)
+        common = evaluated.get(self.best_shared.round, last)
         models = self.setup.models
         per_client = [
             {
@@ -362,9 +365,9 @@ class Game:
             "rounds": self.records[-1]["round"],
             "best_round": best["round"],
             "accuracy": {
-                "test": best["test"],
-                "validation": best["validation"],
-                "test_node_weighted": best["test_node_weighted"],
+                "test": best.get("test"),
+                "validation": best.get("validation"),
+                "test_node_weighted": best.get("test_node_weighted"),
                 "test_global": common.get("test_global"),
             },
             "per_client": per_client,
