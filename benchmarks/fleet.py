@@ -128,15 +128,7 @@ def compare(dataset: str, clients: int, rounds: int, device: torch.device, cache
     """Time both sides, round by round in turn."""
     graphs = federation.build(datasets.load(dataset), clients, seed=0).clients
     sides = {"loop": Loop(graphs, device, cached), "fleet": OneFleet(graphs, device)}
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    scores = {}
-    for number in range(rounds + 2):
-        for name, side in sides.items():
-            start = time.perf_counter()
-            scores[name] = side.round()  # the scores are read, so the device has finished
-            if number >= 2:  # the first rounds warm up caches
-                times[name].append(1000 * (time.perf_counter() - start))
-    middle = {name: statistics.median(values) for name, values in times.items()}
+    middle, scores = alternate(sides, rounds)
     return {
         "dataset": dataset,
         "clients": clients,
@@ -146,6 +138,19 @@ def compare(dataset: str, clients: int, rounds: int, device: torch.device, cache
         "loop_accuracy": scores["loop"],
         "fleet_accuracy": scores["fleet"],
     }
+
+
+def alternate(sides: dict[Any, Any], rounds: int) -> tuple[dict[Any, float], dict[Any, Any]]:
+    """Play rounds of all sides in turn; the median milliseconds of a round, and the last scores, of each."""
+    times: dict[Any, list[float]] = {name: [] for name in sides}
+    scores = {}
+    for number in range(rounds + 3):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            scores[name] = side.round()  # the scores are read, so the device has finished
+            if number >= 3:  # the first rounds warm up caches and record steps
+                times[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}, scores
 
 
 def memory(side: str, dataset: str, clients: int, device: str, cached: bool, results: Any) -> None:

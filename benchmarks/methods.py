@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from fleet import EPOCHS, Loop
+from fleet import EPOCHS, Loop, alternate
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SGConv
@@ -210,15 +208,7 @@ def main() -> None:
         for clients in map(int, options.clients.split(",")):
             graphs = federation.build(datasets.load(options.dataset), clients, seed=0).clients
             sides = {"loop": LoopFedGKC(graphs, device, method), "graft": GraftFedGKC(graphs, device, method)}
-            times: dict[str, list[float]] = {side: [] for side in sides}
-            scores = {}
-            for number in range(options.rounds + 3):
-                for side, playing in sides.items():
-                    start = time.perf_counter()
-                    scores[side] = playing.round()
-                    if number >= 3:
-                        times[side].append(1000 * (time.perf_counter() - start))
-            middle = {side: statistics.median(spent) for side, spent in times.items()}
+            middle, scores = alternate(sides, options.rounds)
             ratio = middle["loop"] / middle["graft"]
             rows.append({"method": name, "clients": clients, "ms": middle, "ratio": ratio, "accuracy": scores})
             shown = ", ".join(f"{100 * score:.1f}" for score in scores.values())

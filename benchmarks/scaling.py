@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
-import time
 from pathlib import Path
 
 import torch
-from fleet import OneFleet
+from fleet import OneFleet, alternate
 
 from graft.data.splits import split
 from graft.data.synthetic import generate
@@ -43,15 +41,8 @@ def main() -> None:
     rows = []
     print(f"{'what grows':12}{'sizes':>24}{'ms a round':>30}{'slope':>8}")
     for name, sizes in VARIED.items():
-        sides = [build(**(FIXED | {name: size}), device=torch.device(options.device)) for size in sizes]
-        times: list[list[float]] = [[] for _ in sizes]
-        for number in range(options.rounds + 3):
-            for side, spent in zip(sides, times, strict=True):
-                start = time.perf_counter()
-                side.round()
-                if number >= 3:
-                    spent.append(1000 * (time.perf_counter() - start))
-        middle = [statistics.median(spent) for spent in times]
+        sides = {size: build(**(FIXED | {name: size}), device=torch.device(options.device)) for size in sizes}
+        middle = list(alternate(sides, options.rounds)[0].values())
         slope = math.log(middle[-1] / middle[0]) / math.log(sizes[-1] / sizes[0])
         rows.append({"grows": name, "sizes": sizes, "ms": middle, "slope": slope})
         shown = " ".join(f"{value:9.1f}" for value in middle)

@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 import typer
 from rich.console import Console
 
 from graft import __version__
 from graft.errors import GraftError, InputError
+
+if TYPE_CHECKING:
+    from graft.experiments.run import Result
 
 # Everything that needs PyTorch is imported inside the commands, so that --help and mistakes answer at once.
 
@@ -121,10 +124,7 @@ def run(
         where = place / experiment.method if others else place
         with progress(experiment.rounds, experiment.method) as tell:
             result = run_experiment(experiment, where, overwrite=overwrite, progress=tell)
-        if not result.finished:
-            out_console.print(f"Stopped after round {result.rounds[-1]['round']}; go on with: graft resume {where}")
-            raise typer.Exit(1)
-        results.append(finish(where, result.summary))
+        results.append(finished(where, result))
     show_results(results, place)
 
 
@@ -142,10 +142,7 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
     rounds = make_experiment(read_experiment(RunDirectory(directory).experiment)).rounds
     with progress(rounds, directory.name) as tell:
         result = runs.resume(directory, progress=tell)
-    if not result.finished:
-        out_console.print(f"Stopped after round {result.rounds[-1]['round']}; go on with: graft resume {directory}")
-        raise typer.Exit(1)
-    show_results([finish(directory, result.summary)], directory)
+    show_results([finished(directory, result)], directory)
 
 
 @app.command()
@@ -359,6 +356,14 @@ def scores(record: dict[str, Any]) -> str:
     if record.get("test") is None or record.get("validation") is None:
         return ""
     return f"  validation {100 * record['validation']:.1f}  test {100 * record['test']:.1f}"
+
+
+def finished(place: Path, result: Result) -> dict[str, Any]:
+    """What a run found out; one that was stopped before its time says how to go on and ends the command."""
+    if not result.finished:
+        out_console.print(f"Stopped after round {result.rounds[-1]['round']}; go on with: graft resume {place}")
+        raise typer.Exit(1)
+    return finish(place, result.summary)
 
 
 def finish(place: Path, result: dict[str, Any]) -> dict[str, Any]:

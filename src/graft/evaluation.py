@@ -55,17 +55,23 @@ class Best:
         return False
 
 
-def first_bad(losses: list[tuple[str, list[int], Tensor]]) -> tuple[str, int] | None:
-    """The step and the client of the first loss that is not a finite number, if any."""
-    if not losses:
-        return None
-    bad = ~torch.cat([loss.detach().reshape(-1) for _, _, loss in losses]).isfinite().cpu()
+@dataclass(frozen=True)
+class Losses:
+    """The last losses of a round, fetched from the device in one go."""
+
+    owners: list[tuple[str, int]]  # step and client of each
+    values: Tensor
+
+    def first_bad(self) -> tuple[str, int] | None:
+        """The step and the client of the first loss that is not a finite number, if any."""
+        bad = ~self.values.isfinite()
+        return self.owners[int(bad.int().argmax())] if bool(bad.any()) else None
+
+    def mean(self) -> float | None:
+        return float(self.values.mean()) if self.owners else None
+
+
+def fetch(losses: list[tuple[str, list[int], Tensor]]) -> Losses:
+    values = [loss.detach().reshape(-1) for _, _, loss in losses]
     owners = [(step, client) for step, clients, _ in losses for client in clients]
-    return owners[int(bad.int().argmax())] if bool(bad.any()) else None
-
-
-def mean_loss(losses: list[tuple[str, list[int], Tensor]]) -> float | None:
-    """The mean of all last losses of a round, for the record."""
-    if not losses:
-        return None
-    return float(torch.cat([loss.detach().reshape(-1) for _, _, loss in losses]).mean())
+    return Losses(owners, torch.cat(values).cpu() if values else torch.empty(0))

@@ -86,7 +86,7 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
 def make_method(name: str, settings: Mapping[str, Any]) -> Method:
     """The method of that name with its own settings."""
     if name not in METHODS:
-        raise InputError(f"Unknown method '{name}'{_hint(name, METHODS)}: there are {', '.join(sorted(METHODS))}.")
+        raise InputError(f"Unknown method '{name}'{close_to(name, METHODS)}: there are {', '.join(sorted(METHODS))}.")
     return _checked(METHODS[name], settings, f"method '{name}'")
 
 
@@ -108,8 +108,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 def write_experiment(experiment: Experiment, path: Path) -> None:
     """Everything resolved, enough to repeat the run."""
-    lines = [f"{one.name} = {json.dumps(getattr(experiment, one.name))}" for one in fields(Experiment)[:1]]
-    lines += [f"{one.name} = {json.dumps(getattr(experiment, one.name))}" for one in fields(Experiment)[2:]]
+    names = [one.name for one in fields(Experiment) if one.name != "settings"]
+    lines = [f"{name} = {json.dumps(getattr(experiment, name))}" for name in names]
     lines += ["", "[settings]", *(f"{name} = {json.dumps(value)}" for name, value in experiment.settings.items())]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -146,7 +146,7 @@ def _checked(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
     for name in values:
         if name not in known:
             possible = ", ".join(sorted(known)) or "none at all"
-            raise InputError(f"Unknown setting '{name}'{_hint(name, known)} of {what}: there are {possible}.")
+            raise InputError(f"Unknown setting '{name}'{close_to(name, known)} of {what}: there are {possible}.")
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
@@ -159,6 +159,7 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _hint(name: str, known: Any) -> str:
+def close_to(name: str, known: Any) -> str:
+    """What was perhaps meant, to go into a sentence; empty if nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -34,22 +34,10 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def experiment(self) -> Path:
-        return self.path / "experiment.toml"
-
-    @property
-    def rounds(self) -> Path:
-        return self.path / "rounds.jsonl"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+        self.experiment = path / "experiment.toml"
+        self.rounds = path / "rounds.jsonl"
+        self.result = path / "result.json"
+        self.report = path / "report.html"
 
     def create(self, overwrite: bool) -> None:
         """Make the directory; one that holds something is refused, or with `overwrite` emptied if it is a run."""

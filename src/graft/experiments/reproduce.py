@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import json
 import math
@@ -27,7 +26,7 @@ from graft.data import datasets
 from graft.data.federation import Federation
 from graft.data.graphs import Graph
 from graft.errors import GraftError, InputError
-from graft.experiments.experiment import Experiment, make_experiment, make_method
+from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
 from graft.experiments.records import write_text
 from graft.experiments.run import Given, build_federation, run_experiment
 from graft.experiments.studies import STUDIES, Study
@@ -139,9 +138,7 @@ def make_plan(
 
 def find_study(name: str) -> Study:
     if name not in STUDIES:
-        close = difflib.get_close_matches(name, STUDIES, n=1)
-        hint = f" (did you mean '{close[0]}'?)" if close else ""
-        raise InputError(f"There is no study '{name}'{hint}: there are {', '.join(STUDIES)}.")
+        raise InputError(f"There is no study '{name}'{close_to(name, STUDIES)}: there are {', '.join(STUDIES)}.")
     return STUDIES[name]
 
 

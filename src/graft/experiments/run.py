@@ -25,7 +25,7 @@ from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.engines.setup import Setup
 from graft.errors import InputError, RunError
-from graft.evaluation import KINDS, Best, accuracy, first_bad, mean_loss
+from graft.evaluation import KINDS, Best, accuracy, fetch
 from graft.exchange import Clients, Engine, Request, Server, Traffic
 from graft.experiments.experiment import (
     GIVEN,
@@ -285,8 +285,8 @@ class Game:
         members = participants(self.engine.members(), self.setup.participation, self.experiment.seed, number)
         server.round = number
         self.setup.method.round(server, Clients(self.engine, number, members, self.traffic))
-        losses = self.engine.losses()
-        bad = first_bad(losses)
+        losses = fetch(self.engine.losses())
+        bad = losses.first_bad()
         if bad is not None:
             step, client = bad
             raise RunError(
@@ -296,7 +296,7 @@ class Game:
         after = asdict(self.traffic)
         record: dict[str, Any] = {
             "round": number,
-            "loss": mean_loss(losses),
+            "loss": losses.mean(),
             **{f"{way}_bytes": after[way] - before[way] for way in after},
             "participants": members,
             "details": server.take_records(),
