@@ -37,6 +37,7 @@ bench: setup
 	$(BIN)/python benchmarks/fleet.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/methods.py
+	$(BIN)/python benchmarks/fingerprints.py
 
 clean:
 	rm -rf .venv runs build dist

@@ -1,5 +1,7 @@
 """The one loop: a fleet's optimiser against PyTorch's, one optimiser a client."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,6 +75,56 @@ def test_fleet_optimiser_equals_pytorchs_step_by_step(name):
         for client in range(3):
             assert gap(take(fitted, client), wanted[client][steps - 1]) < 1e-5
             assert steps == 1 or gap(take(fitted, client), wanted[client][steps - 2]) > 1e-4
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_momentum_equals_pytorchs_step_by_step(decay):
+    start = make_weights()
+    settings = {"momentum": 0.8, "weight_decay": decay}
+    wanted = [by_hand(start, client, 5, torch.optim.SGD, lr=0.01, **settings)[0] for client in range(3)]
+    plain = [by_hand(start, client, 5, torch.optim.SGD, lr=0.01, weight_decay=decay)[0] for client in range(3)]
+    for steps in range(1, 6):
+        training = Training(epochs=steps, optimizer="momentum", learning_rate=0.01, **settings)
+        fitted, state, _ = fit(start, bowl, training, None)
+        for client in range(3):
+            assert gap(take(fitted, client), wanted[client][steps - 1]) < 1e-5
+            assert steps == 1 or gap(take(fitted, client), plain[client][steps - 1]) > 1e-4
+    assert [path for path, _ in leaves(state)] == [f"velocity/{path}" for path, _ in leaves(start)]
+
+
+def test_gradients_are_cut_client_by_client_as_pytorch_does():
+    start = make_weights()
+    most = 1.0
+    training = Training(epochs=1, optimizer="sgd", learning_rate=0.1, weight_decay=0.0)
+    cut, _, _ = fit(start, bowl, replace(training, clip=most), None)
+    whole, _, _ = fit(start, bowl, training, None)
+    norms = []
+    for client in range(3):
+        tree = map_tree(lambda leaf: leaf.clone().requires_grad_(), take(start, slice(client, client + 1)))
+        parameters = [leaf for _, leaf in leaves(tree)]
+        bowl(tree, TARGETS[client : client + 1]).sum().backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, most)))
+        torch.optim.SGD(parameters, lr=0.1).step()
+        assert gap(take(cut, client), map_tree(lambda leaf: leaf.detach()[0], tree)) < 1e-6
+        assert (gap(take(cut, client), take(whole, client)) > 1e-4) == (norms[client] > most)
+    assert min(norms) < most < max(norms)  # one is long enough to be cut, another is not
+
+
+def test_method_may_train_in_its_own_way():
+    fleet = toy_setup(Local()).fleet([0, 1, 2])
+
+    def trained(**settings):
+        fleet.state.clear()
+        own = replace(fleet.training, **settings)
+        return fleet.fit(
+            fleet.initial(), lambda weights: fleet.cross_entropy(fleet.forward(weights).logits), training=own
+        )
+
+    usual = trained()
+    assert gap(trained(epochs=1), usual) > 1e-3
+    assert "model" in fleet.state.optimizer
+    assert gap(trained(optimizer="momentum", optimizer_state="reset"), usual) > 1e-3
+    assert not fleet.state.optimizer
 
 
 def test_weight_decay_matters():

@@ -9,12 +9,14 @@ from graft.weights import (
     check_message,
     count_bytes,
     grow,
+    inner_product,
     leaves,
     map_tree,
     spread,
     squared_distance,
     stack,
     take,
+    trainable,
     weighted_mean,
 )
 from tests.toy import same
@@ -167,3 +169,15 @@ def test_fields_can_be_read_and_written_as_attributes():
     assert tree == {"a": 1, "b": 2}
     with pytest.raises(AttributeError, match="no field 'c'; there are: a, b"):
         _ = tree.c
+
+
+def test_only_fractions_that_are_not_frozen_are_trainable():
+    model = grow({"norm/seen": torch.tensor(3), "norm/mean": torch.ones(2), "head/weight": torch.ones(2, 2)})
+    assert [path for path, _ in leaves(trainable(model, frozenset({"norm/mean"})))] == ["head/weight"]
+    assert [path for path, _ in leaves(trainable(model, frozenset()))] == ["norm/mean", "head/weight"]
+
+
+def test_inner_product_is_taken_client_by_client_over_the_paths_of_the_second():
+    first = grow({"a/x": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([10.0, 20.0])})
+    assert inner_product(first, grow({"a/x": torch.tensor([[1.0, 1.0], [0.0, 2.0]])})).tolist() == [3.0, 8.0]
+    assert inner_product(first, first).tolist() == [105.0, 425.0]

@@ -14,9 +14,10 @@ from graft.data.federation import Federation
 from graft.data.graphs import clean, cut
 from graft.engines.in_process import InProcess
 from graft.engines.setup import Setup
-from graft.exchange import Clients, Server, Traffic
+from graft.exchange import Server, Traffic
 from graft.experiments.run import participants
 from graft.models import assign_models
+from graft.peers import play_round
 from graft.training import Training
 from graft.weights import leaves, map_tree, stack
 
@@ -93,6 +94,7 @@ def toy_setup(
     head="linear",
     seed=0,
     participation=1.0,
+    topology=None,
     graphs=None,
     **training,
 ):
@@ -104,7 +106,13 @@ def toy_setup(
     elif graphs is None:
         graphs = toy_federation(clients, sizes, sparse).clients
     assigned = assign_models(
-        models, len(graphs), graphs[0].features, graphs[0].classes, width=width, dropout=dropout, head=head
+        method.architecture or models,
+        len(graphs),
+        graphs[0].features,
+        graphs[0].classes,
+        width=width,
+        dropout=dropout,
+        head=head,
     )
     return Setup(
         method=method,
@@ -116,6 +124,7 @@ def toy_setup(
         dropout=dropout,
         seed=seed,
         participation=participation,
+        topology=topology,
         groups=groups,
     )
 
@@ -151,7 +160,7 @@ def play(setup, rounds=2, engine=None, first=1, state=None):
     for number in range(first, first + rounds):
         server.round = number
         members = participants(engine.members(), setup.participation, setup.seed, number)
-        setup.method.round(server, Clients(engine, number, members, traffic))
+        play_round(setup.method, server, engine, members, traffic, setup.topology)
     return Played(server, engine, traffic)
 
 

@@ -68,6 +68,7 @@ def options(
 def run(
     file: Annotated[Optional[Path], typer.Argument(help="An experiment file (TOML); flags win over it.")] = None,  # noqa: UP045
     method: Annotated[Names, typer.Option(help="The federated method.")] = None,
+    plug: Annotated[Names, typer.Option(help="What is added to the method, as fedtad.")] = None,
     dataset: Annotated[
         Names, typer.Option(help="A name, a .npz file, or a folder with nodes.csv and edges.csv.")
     ] = None,
@@ -77,6 +78,14 @@ def run(
     ] = None,
     split: Annotated[Names, typer.Option(help="Train/validation/test percent, as 20/40/40, or own.")] = None,
     features: Annotated[Names, typer.Option(help="raw, row, l2 or standard.")] = None,
+    label_sparsity: Annotated[Share, typer.Option(help="Share of the training nodes that lose their label.")] = None,
+    label_noise: Annotated[Share, typer.Option(help="Share of the training labels that are made wrong.")] = None,
+    edge_sparsity: Annotated[Share, typer.Option(help="Share of each client's edges that are taken away.")] = None,
+    edge_noise: Annotated[Share, typer.Option(help="Share of each client's edges that are replaced by others.")] = None,
+    feature_sparsity: Annotated[Share, typer.Option(help="Share of a node's features that are set to zero.")] = None,
+    feature_noise: Annotated[Share, typer.Option(help="Standard deviation of noise added to the features.")] = None,
+    perturbed_clients: Annotated[Names, typer.Option(help="Whose data these change: all, or as 0,3.")] = None,
+    evaluate_on: Annotated[Names, typer.Option(help="Score on the data as they were: clean, or perturbed.")] = None,
     models: Annotated[Names, typer.Option(help="Models by name; client k gets entry k modulo their number.")] = None,
     width: Annotated[Number, typer.Option(help="Width of the hidden layers.")] = None,
     dropout: Annotated[Share, typer.Option(help="Dropout between layers.")] = None,
@@ -89,6 +98,9 @@ def run(
     optimizer_state: Annotated[Names, typer.Option(help="persistent or reset.")] = None,
     weight_by: Annotated[Names, typer.Option(help="A client's vote: nodes, train or uniform.")] = None,
     participation: Annotated[Share, typer.Option(help="Share of the clients in a round.")] = None,
+    topology: Annotated[
+        Names, typer.Option(help="Who hears whom without a server: ring, random:k=3, ..., or a file of links.")
+    ] = None,
     score: Annotated[Names, typer.Option(help="Models that pick the best round: personal or global.")] = None,
     evaluate_every: Annotated[Number, typer.Option(help="Rounds between evaluations.")] = None,
     patience: Annotated[Number, typer.Option(help="Stop after so many evaluations without progress.")] = None,
@@ -96,7 +108,7 @@ def run(
     device: Annotated[Names, typer.Option(help="auto, cpu or cuda.")] = None,
     engine: Annotated[Names, typer.Option(help="in_process or loopback.")] = None,
     checkpoint_every: Annotated[Number, typer.Option(help="Rounds between checkpoints.")] = None,
-    set_: Annotated[Optional[list[str]], typer.Option("--set", help="A field of the method, as --set mu=0.1.")] = None,  # noqa: UP045
+    set_: Annotated[Optional[list[str]], typer.Option("--set", help="A field of the method or plug: mu=0.1.")] = None,  # noqa: UP045
     against: Annotated[Names, typer.Option(help="Run these methods too and compare, as local,centralised.")] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where the record goes; runs/... if not given.")] = None,  # noqa: UP045
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in that place.")] = False,
@@ -115,20 +127,29 @@ def run(
         settings[name] = parse_value(text)
     first = make_experiment(values | {"settings": settings})
     others = [name.strip() for name in against.split(",")] if against else []
-    experiments = [first, *(make_experiment(values | {"method": name, "settings": {}}) for name in others)]
+    experiments = [first, *(make_experiment(values_beside(values, name)) for name in others)]
     for experiment in experiments:
-        make_method(experiment.method, experiment.settings)
-    place = out or Path("runs") / f"{first.method}-{Path(first.dataset).stem}-{first.clients}-{first.seed}"
+        make_method(experiment.method, experiment.settings, experiment.plug)
+    place = out or Path("runs") / f"{first.label}-{Path(first.dataset).stem}-{first.clients}-{first.seed}"
     results = []
     for experiment in experiments:
-        where = place / experiment.method if others else place
-        with progress(experiment.rounds, experiment.method) as tell:
+        where = place / experiment.label if others else place
+        with progress(experiment.rounds, experiment.label) as tell:
             result = run_experiment(experiment, where, overwrite=overwrite, progress=tell)
         results.append(finished(where, result))
     show_results(results, place)
 
 
 NOT_FIELDS = {"file", "set_", "against", "out", "overwrite"}
+
+
+def values_beside(values: dict[str, Any], method: str) -> dict[str, Any]:
+    """The same experiment with another method; a topology is only for methods that send between peers."""
+    from graft.methods import METHODS
+    from graft.peers import PeerMethod
+
+    between_peers = issubclass(METHODS.get(method, PeerMethod), PeerMethod)
+    return values | {"method": method, "plug": "", "settings": {}} | ({} if between_peers else {"topology": ""})
 
 
 @app.command()
@@ -147,14 +168,18 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
 
 @app.command()
 @guarded
-def report(directories: Annotated[list[Path], typer.Argument(help="Run directories.")]) -> None:
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    rounds: Annotated[Names, typer.Option(help="Rounds whose links are drawn, as 1,10,100.")] = None,
+) -> None:
     """Compare finished runs, and write report.html into each."""
     from graft.experiments.records import RunDirectory
 
     runs = [found for given in directories for found in sorted({place.parent for place in given.rglob("result.json")})]
     if not runs:
         raise InputError(f"There is no finished run in {', '.join(map(str, directories))}.")
-    show_results([finish(place, RunDirectory(place).read_result()) for place in runs], directories[0])
+    drawn = None if rounds is None else whole_numbers("--rounds", rounds)
+    show_results([finish(place, RunDirectory(place).read_result(), drawn) for place in runs], directories[0])
 
 
 @app.command()
@@ -201,11 +226,16 @@ def reproduce(
     no_run: Annotated[bool, typer.Option("--no-run", help="Only write the tables of what is finished.")] = False,
 ) -> None:
     """Run a published study and write its table with our numbers beside the paper's; run it again to go on."""
-    from graft.experiments.studies import STUDIES
+    from graft.experiments.studies import PORTRAITS
 
     if name is None:
-        for known, study in STUDIES.items():
-            out_console.print(f"{known:21} {study.meaning}", markup=False, soft_wrap=True)
+        for known, meaning in study_meanings().items():
+            out_console.print(f"{known:26} {meaning}", markup=False, soft_wrap=True)
+        return
+    if name in PORTRAITS:
+        draw_portrait(
+            name, out, split_names(datasets), None if clients is None else whole_numbers("--clients", clients)
+        )
         return
     from graft.experiments.reproduce import Outcome, make_plan, parse_seeds
     from graft.experiments.reproduce import reproduce as run_plan
@@ -241,6 +271,29 @@ def reproduce(
         out_console.print("Stopped; the same command goes on from here.")
     if outcome.stopped or failures:
         raise typer.Exit(1)
+
+
+def study_meanings() -> dict[str, str]:
+    from graft.experiments.studies import PORTRAITS, STUDIES
+
+    return {name: one.meaning for table in (STUDIES, PORTRAITS) for name, one in table.items()}
+
+
+def draw_portrait(name: str, out: Path | None, datasets: list[str] | None, clients: list[int] | None) -> None:
+    from graft.experiments.portraits import draw
+    from graft.experiments.reproduce import choose
+    from graft.experiments.studies import PORTRAITS
+
+    portrait = PORTRAITS[name]
+    places = draw(
+        portrait,
+        name,
+        out or Path("reproductions") / name,
+        choose("dataset", datasets, portrait.datasets, portrait.datasets, name),
+        choose("number of clients", clients, portrait.clients, portrait.clients, name),
+        lambda text: out_console.print(text, markup=False),
+    )
+    out_console.print(f"Written: {', '.join(map(str, places))}", markup=False, soft_wrap=True)
 
 
 def split_names(text: str | None) -> list[str] | None:
@@ -300,13 +353,15 @@ def outcome_of(message: dict[str, Any]) -> str:
 @app.command(name="list")
 @guarded
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or studies.")] = "methods",
+    what: Annotated[
+        str, typer.Argument(help="methods, datasets, models, partitions, topologies or studies.")
+    ] = "methods",
 ) -> None:
     """Say what exists."""
     from graft.data import datasets, partitions
-    from graft.experiments.studies import STUDIES
     from graft.methods import METHODS
     from graft.models import FAMILIES, MODELS
+    from graft.topologies import TOPOLOGIES
 
     lists: dict[str, dict[str, str]] = {
         "methods": {name: summary(kind) for name, kind in sorted(METHODS.items())},
@@ -314,15 +369,16 @@ def list_names(
         "models": {name: summary(kind) for name, kind in MODELS.items()}
         | {name: "for client 0, 1, 2, ...: " + ", ".join(models) for name, models in FAMILIES.items()},
         "partitions": dict.fromkeys(partitions.names(), ""),
-        "studies": {name: study.meaning for name, study in STUDIES.items()},
+        "topologies": {name: summary(graph) for name, graph in TOPOLOGIES.items()},
+        "studies": study_meanings(),
     }
     if what not in lists:
         raise InputError(f"There is no list of '{what}': there are {', '.join(lists)}.")
     for name, meaning in lists[what].items():
-        out_console.print(f"{name:14} {meaning}".rstrip(), markup=False, soft_wrap=True)
+        out_console.print(f"{name:17} {meaning}".rstrip(), markup=False, soft_wrap=True)
 
 
-def summary(kind: type) -> str:
+def summary(kind: Callable[..., Any]) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
@@ -366,10 +422,10 @@ def finished(place: Path, result: Result) -> dict[str, Any]:
     return finish(place, result.summary)
 
 
-def finish(place: Path, result: dict[str, Any]) -> dict[str, Any]:
+def finish(place: Path, result: dict[str, Any], rounds: list[int] | None = None) -> dict[str, Any]:
     from graft.experiments.report import write_report
 
-    write_report(place)
+    write_report(place, rounds)
     return result
 
 

@@ -33,7 +33,13 @@ class Replies:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        branches = [part[name] for _, part in self._parts]
+        return self._in_order([part[name] for _, part in self._parts])
+
+    def whole(self) -> Any:
+        """All that was answered, stacked in client order."""
+        return self._in_order([part for _, part in self._parts])
+
+    def _in_order(self, branches: list[Any]) -> Any:
         if len(self._parts) == 1 and self._parts[0][0] == self.clients:
             return branches[0]
         arrived = [client for clients, _ in self._parts for client in clients]
@@ -49,8 +55,21 @@ class Replies:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether every client's answer has a field of that name."""
+        return all(name in part for _, part in self._parts)
+
     def bytes(self) -> int:
         return sum(count_bytes(part) for _, part in self._parts)
+
+
+@dataclass(frozen=True)
+class Mail:
+    """What peers sent, and who hears whom."""
+
+    senders: list[int]
+    sent: Any  # stacked in the order of the senders
+    links: Tensor  # [recipients, senders], or [recipients, parts, senders] where parts travel apart; 0 is not heard
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,7 @@ class Request:
     message: Any = None  # one for all of them
     each: Mapping[int, Any] | None = None  # or one apiece
     turn: int = 0  # how often this step was asked in this round before; every time draws its own random numbers
+    mail: Mail | None = None  # or what other clients sent, where there is no server
 
 
 class Engine(Protocol):
@@ -98,11 +118,18 @@ class Clients:
     """The clients that take part in this round."""
 
     def __init__(
-        self, engine: Engine, round: int, members: list[int], traffic: Traffic, turns: Counter[str] | None = None
+        self,
+        engine: Engine,
+        round: int,
+        members: list[int],
+        traffic: Traffic,
+        turns: Counter[str] | None = None,
+        listener: Callable[[Replies], None] | None = None,
     ) -> None:
         self._engine = engine
         self._traffic = traffic
         self._turns: Counter[str] = Counter() if turns is None else turns
+        self._listener = listener
         self.round = round
         self.members = members
 
@@ -112,13 +139,18 @@ class Clients:
     @property
     def everyone(self) -> Clients:
         """All clients of the federation, whether they take part in this round or not."""
-        return Clients(self._engine, self.round, self._engine.members(), self._traffic, self._turns)
+        return self._with(self._engine.members(), self._listener)
 
     def only(self, members: Sequence[int]) -> Clients:
         """Some of the clients that take part in this round."""
-        return Clients(
-            self._engine, self.round, [one for one in self.members if one in members], self._traffic, self._turns
-        )
+        return self._with([one for one in self.members if one in members], self._listener)
+
+    def heard_by(self, listener: Callable[[Replies], None]) -> Clients:
+        """The same clients; whatever they answer is shown to the listener as well."""
+        return self._with(self.members, listener)
+
+    def _with(self, members: list[int], listener: Callable[[Replies], None] | None) -> Clients:
+        return Clients(self._engine, self.round, members, self._traffic, self._turns, listener)
 
     def ask(self, step: Callable[..., Any], message: Any = None, each: Mapping[int, Any] | None = None) -> Replies:
         """Run a step at the clients; `message` goes to all of them, `each` holds one message a client instead."""
@@ -138,6 +170,8 @@ class Clients:
         self._turns[name] += 1
         replies = self._engine.ask(Request(name, self.round, self.members, message, each, turn))
         self._traffic.up += replies.bytes()
+        if self._listener is not None:
+            self._listener(replies)
         return replies
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -49,13 +50,16 @@ class Fleet:
         make: Callable[[str], Model],
     ) -> None:
         self.clients = clients  # their numbers in the federation
+        self.federation = len(clients)  # how many clients there are in all, these and others
         self.graph = graph
         self.labels = labels
         self.model = model
         self.training = training
         self.seed = seed
         self._make = make
+        self.clean: tuple[FleetGraph, Labels] | None = None  # what to score on, if these data are perturbed
         self.state = Tree()  # what these clients keep between steps
+        self.derived: dict[Any, Any] = {}  # what steps made of data and state; never saved, so it can be made again
         self.losses: dict[str, Tensor] = {}  # last loss of every `fit` of the current step
         self.random: Stream
         self.looked_at_round = False
@@ -64,6 +68,11 @@ class Fleet:
     @property
     def device(self) -> torch.device:
         return self.labels.classes.device
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The clients' numbers in the federation, to compare with those of others."""
+        return torch.tensor(self.clients, device=self.device)
 
     @property
     def size(self) -> Tensor:
@@ -79,6 +88,16 @@ class Fleet:
             "uniform": lambda: torch.ones_like(self.size),
         }
         return votes[self.training.weight_by]()
+
+    @property
+    def scored(self) -> Fleet:
+        """The same clients as they are scored: on their data as they were before a perturbation."""
+        if self.clean is None:
+            return self
+        fleet = copy(self)
+        fleet.__dict__.pop("train_nodes", None)  # those of the perturbed data
+        fleet.graph, fleet.labels = self.clean
+        return fleet
 
     def begin(self, round: int, step: str, turn: int = 0) -> None:
         """Start a step: from here on every random draw belongs to (run, round, client, step, turn)."""
@@ -116,14 +135,17 @@ class Fleet:
         loss: Callable[[Tree], Tensor],
         name: str = "model",
         frozen: frozenset[str] | None = None,
+        training: Training | None = None,
     ) -> Tree:
         """Train one model for the experiment's local epochs; `loss` gives one number a client.
 
         `name` tells apart the optimisers of a method that trains several models. `frozen` are paths that are not
         trained: those of this fleet's architecture, unless given because its weights are a branch of a larger tree.
+        `training` takes the place of the experiment's, for a method to which its optimiser belongs.
         """
         paths = {} if frozen is None else {name: frozen}
-        fitted = self.fit_in_turn({name: weights}, {name: lambda parts: loss(parts[name])}, frozen=paths)
+        losses = {name: lambda parts: loss(parts[name])}
+        fitted = self.fit_in_turn({name: weights}, losses, frozen=paths, training=training)
         return fitted[name]  # type: ignore[no-any-return]
 
     def fit_in_turn(
@@ -132,6 +154,7 @@ class Fleet:
         losses: Mapping[str, Callable[[Tree], Tensor]],
         epochs: int | None = None,
         frozen: Mapping[str, frozenset[str]] | None = None,
+        training: Training | None = None,
     ) -> Tree:
         """Train several models: in every epoch each takes one step in turn, on its own loss of all of them.
 
@@ -142,10 +165,12 @@ class Fleet:
             name: Part(models[name], loss, optimizers.get(name), (frozen or {}).get(name, self.model.frozen))
             for name, loss in losses.items()
         }
-        settings = self.training if epochs is None else replace(self.training, epochs=epochs)
+        settings = training or self.training
+        if epochs is not None:
+            settings = replace(settings, epochs=epochs)
         fitted, states, last = fit(parts, settings)
         self.losses.update(last)
-        if self.training.optimizer_state == "persistent":
+        if settings.optimizer_state == "persistent":
             optimizers.update(states)
         return fitted
 
@@ -201,7 +226,11 @@ class Fleet:
         """Some of the clients as a fleet of their own, without state."""
         clients = [self.clients[position] for position in chosen]
         graph, labels = self.graph.select(chosen), self.labels.select(chosen)
-        return Fleet(clients, graph, labels, self.model, self.training, self.seed, self._make)
+        fleet = Fleet(clients, graph, labels, self.model, self.training, self.seed, self._make)
+        fleet.federation, fleet.derived = self.federation, self.derived
+        if self.clean is not None:
+            fleet.clean = self.clean[0].select(chosen), self.clean[1].select(chosen)
+        return fleet
 
 
 def initial(model: Model, seed: int) -> Tree:
@@ -218,8 +247,16 @@ def build_fleet(
     device: torch.device,
     make: Callable[[str], Model],
     groups: np.ndarray | None = None,
+    clean: Sequence[Graph] | None = None,
 ) -> Fleet:
-    """Lay the graphs of some clients out on a device."""
+    """Lay the graphs of some clients out on a device; `clean` are those they are scored on, if others."""
+    graph, labels = laid_out(graphs, device, groups)
+    fleet = Fleet(clients, graph, labels, model, training, seed, make)
+    fleet.clean = None if clean is None else laid_out(clean, device, groups)
+    return fleet
+
+
+def laid_out(graphs: Sequence[Graph], device: torch.device, groups: np.ndarray | None) -> tuple[FleetGraph, Labels]:
     graph = lay_out(graphs, device)
     shape = (len(graphs), graph.nodes)
     classes = torch.zeros(shape, dtype=torch.int64)
@@ -231,8 +268,7 @@ def build_fleet(
                 masks[client, kind, : data.nodes] = torch.from_numpy(mask)
     owners = torch.zeros(shape, dtype=torch.int64) if groups is None else torch.from_numpy(groups).unsqueeze(0)
     group_count = 1 if groups is None else int(groups.max()) + 1
-    labels = Labels(classes.to(device), masks.to(device), owners.to(device), group_count)
-    return Fleet(clients, graph, labels, model, training, seed, make)
+    return graph, Labels(classes.to(device), masks.to(device), owners.to(device), group_count)
 
 
 def group_clients(models: Sequence[Model], graphs: Sequence[Graph]) -> list[list[int]]:

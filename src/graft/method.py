@@ -48,6 +48,7 @@ class Method:
     """A federated method; its fields are its hyper-parameters."""
 
     one_model: ClassVar[bool] = False  # whether all clients must have the same architecture
+    architecture: ClassVar[str | None] = None  # the one it is about, by name; without one, the experiment's models
     pooled: ClassVar[bool] = False  # whether it trains on all data in one place (not federated at all)
 
     def start_server(self, server: Server) -> None:
@@ -69,6 +70,11 @@ class Method:
         """The model all clients hold in common after the round, if the method has one."""
         return None
 
+    def personalised(self, server: Server) -> Weights | None:  # noqa: ARG002
+        """The models, stacked by client, that the server made for its clients and will send them when they train next,
+        if the method has such; they are scored in place of what clients hold by then."""
+        return None
+
     def answers(self, fleet: Fleet) -> Tensor:
         """What each client says of its nodes, as logits: its own model's, unless the method classifies otherwise."""
         return fleet.predict(self.personal(fleet)).logits
@@ -76,14 +82,14 @@ class Method:
     @step
     def score(self, fleet: Fleet) -> dict[str, Tensor]:
         """How many nodes each client gets right by itself."""
-        return {"correct": fleet.count_correct(self.answers(fleet))}
+        return {"correct": fleet.scored.count_correct(self.answers(fleet.scored))}
 
     @step
     def score_shared(self, fleet: Fleet, model: Weights) -> dict[str, Tensor]:
         """How many nodes the common model gets right."""
-        return {"correct": fleet.correct(model)}
+        return {"correct": fleet.scored.correct(model)}
 
     @step
     def count(self, fleet: Fleet) -> dict[str, Tensor]:
         """How much data each client has; what scores are divided by."""
-        return {"nodes": fleet.group_sizes(), "totals": fleet.totals()}
+        return {"nodes": fleet.group_sizes(), "totals": fleet.scored.totals()}

@@ -7,6 +7,7 @@ numbers alone, in a fleet, in another process or after a restart; and there is n
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
 
 import torch
@@ -63,6 +64,11 @@ class Stream:
     def uniform(self, count: int) -> Tensor:
         """Numbers in [0, 1), [clients, count]."""
         return ((self.bits(count) >> 40) & (2**24 - 1)).float() / 2**24
+
+    def normal(self, count: int) -> Tensor:
+        """Numbers from the standard normal distribution, [clients, count] (Box and Muller, 1958)."""
+        radius = (-2 * (1 - self.uniform(count)).log()).sqrt()  # 1 - u is never 0
+        return radius * (2 * math.pi * self.uniform(count)).cos()
 
 
 def streams(device: torch.device, seed: int, owners: list[int]) -> Stream:

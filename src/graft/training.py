@@ -17,11 +17,13 @@ class Training:
     """How a client trains."""
 
     epochs: int = 3  # full-batch steps a round
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "momentum"] = "adam"
     learning_rate: float = 0.01
     weight_decay: float = 5e-4
     optimizer_state: Literal["persistent", "reset"] = "persistent"  # kept over rounds, or new in each
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"  # what a client's vote in an average counts
+    momentum: float = 0.9  # how much of its last step the optimiser of that name takes again
+    clip: float = 0.0  # the greatest norm that a client's gradient may have; 0 leaves it as it is
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def fit(parts: dict[str, Part], training: Training) -> tuple[Tree, Tree, dict[st
     """Train for a few epochs; returns weights, optimiser states and each client's last losses, part by part.
 
     In every epoch each part takes one step in turn, against the others as they are by then. A loss returns one
-    number a client: their sum gives every client exactly its own gradient, and both optimisers work element by
+    number a client: their sum gives every client exactly its own gradient, and all optimisers work element by
     element, so a fleet trains as its clients would alone.
     """
     start, update = OPTIMIZERS[training.optimizer]
@@ -58,10 +60,19 @@ def fit(parts: dict[str, Part], training: Training) -> tuple[Tree, Tree, dict[st
             found = zip(trained[name], gradients, strict=True)
             used = {path: gradient.contiguous() for path, gradient in found if gradient is not None}
             with torch.no_grad():
+                if training.clip:
+                    used = clipped(used, training.clip)
                 update(trained[name], used, states[name], training)
             last[name] = values.detach()
             del values, gradients, found, used  # or the next step would hold two sets of gradients
     return map_tree(Tensor.detach, tree), states, last
+
+
+def clipped(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Gradients whose norm, client by client and over all weights, is no greater than this."""
+    norms = torch.stack([leaf.reshape(len(leaf), -1).square().sum(1) for leaf in gradients.values()]).sum(0).sqrt()
+    scale = (most / (norms + 1e-6)).clamp(max=1)
+    return {path: leaf * scale.view(-1, *[1] * (leaf.dim() - 1)) for path, leaf in gradients.items()}
 
 
 def start_adam(trained: dict[str, Tensor]) -> Tree:
@@ -108,7 +119,20 @@ def update_sgd(
         trained[path] -= training.learning_rate * (gradient + training.weight_decay * trained[path])
 
 
+def start_momentum(trained: dict[str, Tensor]) -> Tree:
+    return Tree(velocity=grow({path: torch.zeros_like(leaf) for path, leaf in trained.items()}))
+
+
+def update_momentum(trained: dict[str, Tensor], gradients: dict[str, Tensor], state: Tree, training: Training) -> None:
+    """SGD that rolls on (Polyak's heavy ball, 1964), in PyTorch's form."""
+    velocity = dict(leaves(state.velocity))
+    for path, gradient in gradients.items():
+        velocity[path].mul_(training.momentum).add_(gradient + training.weight_decay * trained[path])
+        trained[path] -= training.learning_rate * velocity[path]
+
+
 OPTIMIZERS: dict[str, tuple[Callable[..., Tree], Callable[..., Any]]] = {
     "adam": (start_adam, update_adam),
     "sgd": (start_sgd, update_sgd),
+    "momentum": (start_momentum, update_momentum),
 }

@@ -86,6 +86,34 @@ def weighted_mean(models: Any, weights: Tensor) -> Any:
     return map_tree(mean, models)
 
 
+def trainable(weights: Weights, frozen: frozenset[str]) -> Tree:
+    """The part of a model that training moves: numbers that are not whole, without the frozen paths of buffers."""
+    return grow({path: leaf for path, leaf in leaves(weights) if leaf.is_floating_point() and path not in frozen})
+
+
+def difference(end: Weights, start: Weights, frozen: frozenset[str] = frozenset()) -> Tree:
+    """How far training moved a model, in all that is not a whole number and not frozen."""
+    return map_tree(torch.sub, trainable(end, frozen), trainable(start, frozen))  # type: ignore[no-any-return]
+
+
+def shifted(model: Weights, shift: Weights) -> Tree:
+    """A model moved along the paths of a shift."""
+    moves = dict(leaves(shift))
+    return grow({path: leaf + moves[path] if path in moves else leaf for path, leaf in leaves(model)})
+
+
+def broadcast(values: Tensor, leaf: Tensor) -> Tensor:
+    """Values with further axes at the end, to be multiplied with a leaf that begins with theirs."""
+    return values.view(*values.shape, *[1] * (leaf.dim() - values.dim()))
+
+
+def inner_product(first: Weights, second: Weights) -> Tensor:
+    """The inner product of two stacked models, client by client, over the paths of the second."""
+    others = dict(leaves(first))
+    parts = [(others[path] * leaf).reshape(len(leaf), -1).sum(1) for path, leaf in leaves(second)]
+    return torch.stack(parts).sum(0)
+
+
 def squared_distance(first: Weights, second: Weights, skip: frozenset[str] = frozenset()) -> Tensor:
     """The squared Euclidean distance between two stacked models, client by client, without the paths to skip."""
     others = dict(leaves(second))

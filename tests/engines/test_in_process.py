@@ -38,6 +38,17 @@ class Ragged(Method):
     def shift_together(self, fleet):
         return self.shift(fleet)
 
+    @step
+    def forget(self, fleet):
+        """Two fields become one tensor."""
+        fleet.state.older = fleet.state.newer
+        return Tree()
+
+    @step(fleet=False)
+    def renew(self, fleet):
+        fleet.state.newer = fleet.state.newer + 1
+        return Tree()
+
 
 @pytest.mark.parametrize("engine_of", [InProcess, Loopback])
 def test_replies_may_differ_in_size_and_are_counted_as_they_are(engine_of):
@@ -92,3 +103,13 @@ def test_asking_only_some_clients_of_a_round_counts_only_them():
     assert some.ask(Ragged().answer).clients == [2]
     assert traffic.up == 4 * 3
     assert len(clients.only([])) == 0
+
+
+@pytest.mark.parametrize("asked", [[1], [0, 1, 2]])
+def test_fields_that_a_step_made_one_tensor_part_again(asked):
+    engine = InProcess(toy_setup(Ragged()))
+    engine.ask(Request("forget", 1, [0, 1, 2]))
+    engine.ask(Request("renew", 1, asked))
+    for client, state in engine.state().items():
+        assert state.newer.tolist() == ([2, 2] if client in asked else [1, 1])
+        assert state.older.tolist() == [1, 1]

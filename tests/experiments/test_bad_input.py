@@ -39,7 +39,7 @@ def refused(result, *words):
     [
         (
             ["--method", "fedavgg"],
-            ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "centralised, fedavg"],
+            ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "there are centralised, "],
         ),
         (["--dataset", "korra"], ["no dataset or file 'korra'", "cora"]),
         (["--models", "gcm"], ["Unknown model 'gcm'", "gcn, gat, sage"]),
@@ -60,6 +60,11 @@ def refused(result, *words):
         (["--optimizer", "lion"], ["'optimizer'", "'lion'", "adam"]),
         (["--dropout", "1"], ["dropout is 1.0"]),
         (["--participation", "0"], ["participation is 0.0"]),
+        (["--topology", "ring"], ["'fedavg' sends nothing between peers", "takes no topology", "dpsgd"]),
+        (["--method", "dpsgd", "--topology", "torus"], ["no topology 'torus'", "ring", "or a file"]),
+        (["--method", "dpsgd", "--topology", "random:k"], ["option=value"]),
+        (["--method", "dpsgd", "--topology", "random:k=-3"], ["k of topology 'random' is -3", "at least 0"]),
+        (["--method", "dpsgd", "--topology", "star:centre=3"], ["star of 3 peers"]),
         (["--learning-rate", "-1"], ["learning_rate"]),
         (["--against", "nobody"], ["Unknown method 'nobody'"]),
         (["--engine", "carrier-pigeon"], ["'engine'", "in_process"]),
@@ -76,7 +81,7 @@ def test_a_gpu_that_is_not_there_is_said(monkeypatch):
 
 
 def test_a_list_that_does_not_exist_is_refused():
-    refused(call("list", "dragons"), "dragons", "methods, datasets, models, partitions")
+    refused(call("list", "dragons"), "dragons", "methods, datasets, models, partitions, topologies")
 
 
 def test_an_existing_run_is_kept_unless_told_otherwise(elsewhere):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from graft import __version__
 from graft.cli import app
 from graft.methods import METHODS
+from graft.topologies import TOPOLOGIES
 
 DATASET = "synthetic:nodes=120,degree=6,classes=3,features=8"
 SMALL = ["--method", "fedavg", "--dataset", DATASET, "--clients", "3", "--rounds", "3"]
@@ -31,6 +32,9 @@ def test_version_and_lists():
     assert "digits" in call("list", "datasets")
     assert "architectures" in call("list", "models")
     assert "label-skew" in call("list", "partitions")
+    topologies = call("list", "topologies")
+    assert all(name in topologies for name in TOPOLOGIES)
+    assert "p=0.1" in topologies
 
 
 def test_run_without_arguments_trains_on_the_embedded_dataset(elsewhere):
@@ -89,3 +93,65 @@ def test_loopback_gives_the_same_answer(elsewhere):
     here, there = (json.loads((elsewhere / name / "result.json").read_text()) for name in ("in_process", "loopback"))
     assert here["accuracy"] == pytest.approx(there["accuracy"], abs=1e-6)
     assert here["communication"] == there["communication"]
+
+
+PEERS = ["--method", "dpsgd", "--dataset", DATASET, "--clients", "4"]
+
+
+def results_of(elsewhere, *names):
+    return [json.loads((elsewhere / name / "result.json").read_text()) for name in names]
+
+
+def test_a_topology_is_chosen_with_its_options(elsewhere):
+    call("run", *PEERS, "--rounds", "2", "--topology", "star:centre=2", "--out", "star")
+    call("run", *PEERS, "--rounds", "2", "--topology", "none", "--out", "none")
+    call("run", *PEERS, "--rounds", "2", "--out", "own")
+    star, none, own = results_of(elsewhere, "star", "none", "own")
+    assert star["topology"] == "star:centre=2"
+    assert "topology" not in own
+    assert star["communication"]["peer_bytes"] > none["communication"]["peer_bytes"] == 0
+    first = json.loads((elsewhere / "star" / "rounds.jsonl").read_text().splitlines()[0])
+    assert {(to, sender) for to, sender, _ in first["links"]["mix"] if to != sender} == {
+        pair for other in (0, 1, 3) for pair in ((2, other), (other, 2))
+    }
+    assert 'topology = "star:centre=2"' in (elsewhere / "star" / "experiment.toml").read_text()
+
+
+def test_links_may_come_from_a_file_or_from_another_run(elsewhere):
+    (elsewhere / "links.csv").write_text("to,from\n0,1\n2,3\n")
+    call("run", *PEERS, "--rounds", "2", "--topology", "links.csv", "--out", "table")
+    call("run", *PEERS, "--rounds", "2", "--topology", "table/rounds.jsonl", "--out", "again")
+    table, again = results_of(elsewhere, "table", "again")
+    assert table["accuracy"] == again["accuracy"]
+    assert table["communication"] == again["communication"]
+    refused = CliRunner().invoke(app, ["run", *PEERS, "--rounds", "3", "--topology", "table/rounds.jsonl"])
+    assert refused.exit_code == 2
+    assert "has no links for round 3" in " ".join(refused.stderr.split())
+
+
+def test_methods_beside_that_have_no_links_run_as_they_are(elsewhere):
+    output = call("run", *PEERS, "--rounds", "2", "--topology", "ring", "--against", "local,fedavg", "--out", "demo")
+    assert all(word in output for word in ("topology", "ring", "local", "before"))
+    peers, local = results_of(elsewhere, "demo/dpsgd", "demo/local")
+    assert peers["topology"] == "ring"
+    assert "topology" not in local
+
+
+def test_the_report_draws_the_links_of_the_rounds_asked_for(elsewhere):
+    call("run", *PEERS, "--rounds", "5", "--out", "run")
+
+    def drawn():
+        page = (elsewhere / "run" / "report.html").read_text()
+        return [number for number in range(1, 10) if f'aria-label="round {number}"' in page]
+
+    assert drawn() == [1, 3, 5]
+    call("report", "run", "--rounds", "2,5,9")
+    assert drawn() == [2, 5]
+    page = (elsewhere / "run" / "report.html").read_text()
+    assert "No links are on record for round 9." in page
+    assert "before mixing" in page
+    assert "<script" not in page
+    assert "http" not in page
+    refused = CliRunner().invoke(app, ["report", "run", "--rounds", "first"])
+    assert refused.exit_code == 2
+    assert "--rounds is 'first'" in refused.stderr

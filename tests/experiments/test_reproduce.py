@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from graft.cli import app
-from graft.experiments import papers, reproduce
+from graft.experiments import reproduce
 from graft.experiments.experiment import make_experiment, make_method
-from graft.experiments.papers import Number, numbers
 from graft.experiments.reproduce import make_plan, parse_seeds, share_out
-from graft.experiments.studies import STUDIES, Study, Variant
+from graft.experiments.studies import PORTRAITS, STUDIES, fedgkc
+from graft.experiments.studies.study import Number, Study, Variant, numbers
 from graft.experiments.tables import StudyTable
 
 DATA = "synthetic:nodes=120,degree=6,classes=3,features=8"
@@ -306,7 +306,7 @@ def test_a_folder_of_something_else_and_one_in_use_are_refused(tiny):
 def test_studies_are_listed():
     for result in (call(), CliRunner().invoke(app, ["list", "studies"])):
         assert result.exit_code == 0
-        assert all(name in result.output for name in STUDIES)
+        assert all(name in result.output for name in (*STUDIES, *PORTRAITS))
 
 
 def test_seeds_are_a_number_or_a_list():
@@ -332,7 +332,7 @@ def test_every_declared_study_is_made_of_possible_experiments(name):
     assert len({cell.path for cell in plan.cells}) == len(plan.cells)
     for cell in plan.cells:
         experiment = make_experiment(cell.experiment)
-        make_method(experiment.method, experiment.settings)
+        make_method(experiment.method, experiment.settings, experiment.plug)
     datasets, names = {*study.datasets, *study.on_request}, {row.paper or name for name, row in study.rows.items()}
     for table in (study.paper, study.later):
         for row, dataset, clients in table:
@@ -355,15 +355,76 @@ def test_printed_numbers_are_read_cell_by_cell():
         ("a", "cora", 5): Number(80.5, 0.25),
         ("a", "cora", 20): Number(70.0),
     }
-    target, later = (numbers(table) for table in (papers.ARCHITECTURES, papers.ARCHITECTURES_LATER))
+    target, later = (numbers(table) for table in (fedgkc.ARCHITECTURES, fedgkc.ARCHITECTURES_LATER))
     assert target["fedgkc", "cora", 10] == Number(80.71)
     assert (target["fedkd", "photo", 20].mean, later["fedkd", "photo", 20].mean) == (85.37, 86.74)
     assert (target["lg_fedavg", "cs", 5].mean, later["lg_fedavg", "cs", 5].mean) == (89.07, 88.07)
     assert len(target) == 6 * 8 * 3
-    homogeneous = numbers(papers.HOMOGENEOUS, (10,))
+    homogeneous = numbers(fedgkc.HOMOGENEOUS, (10,))
     assert mean(one.mean for (row, _, _), one in homogeneous.items() if row == "fedavg") == pytest.approx(
         79.67, abs=0.01
     )
     assert mean(one.mean for (row, _, _), one in homogeneous.items() if row == "fedgkc") == pytest.approx(
         90.17, abs=0.01
     )
+
+
+def test_a_result_from_before_a_field_existed_is_still_good():
+    plan = tiny_plan()
+    play(plan)
+    stored = json.loads(plan.cells[0].path.read_text())
+    del stored["experiment"]["topology"]
+    plan.cells[0].path.write_text(json.dumps(stored))
+    assert plan.cells[0].done
+    del stored["experiment"]["method"]
+    plan.cells[0].path.write_text(json.dumps(stored))
+    assert not plan.cells[0].done
+
+
+def test_other_measures_of_the_same_runs_stand_below_the_table(monkeypatch):
+    rows = {"local": Variant("local"), "fedavg": Variant("fedavg"), "peers": Variant("dpsgd")}
+    study = replace(TINY, rows=rows, paper={}, later={}, measure="test_served", beside=("test", "test_trained"))
+    monkeypatch.setitem(STUDIES, "tiny", study)
+    plan = tiny_plan(clients=(2,))
+    play(plan)
+    table, found = StudyTable(plan), {cell.row: accuracies(plan)[cell.name] for cell in plan.cells if cell.seed == 0}
+    column = table.columns[0]
+    assert table.spots["fedavg", column].values[0] == 100 * found["fedavg"]["test_global"]
+    assert table.spots["local", column].values[0] == 100 * found["local"]["test"]  # it has no global model
+    sections = {heading: rows for heading, _, _, rows in table.sections()}
+    assert [row[0] for row in sections["Own models"]] == ["local", "fedavg", "peers"]
+    assert [row[0] for row in sections["After local training, before mixing"]] == ["peers"]
+    assert found["peers"]["test_trained"] is not None
+
+
+def test_time_is_measured_but_nobody_wins(monkeypatch):
+    monkeypatch.setitem(STUDIES, "tiny", replace(TINY, paper={}, later={}, measure="milliseconds"))
+    plan = tiny_plan()
+    play(plan)
+    table = StudyTable(plan)
+    assert all(spot.mean > 0 for spot in table.spots.values())
+    assert all(not table.best(heading) for heading in table.headings)
+    assert "Milliseconds" in table.caption()
+    assert "Bold" not in table.caption()
+
+
+def test_curves_show_accuracy_round_by_round(monkeypatch):
+    monkeypatch.setitem(STUDIES, "tiny", replace(TINY, figure="rounds"))
+    plan = tiny_plan(rounds=4)
+    play(plan)
+    curve = plan.cells[0].read()["curve"]
+    assert curve["round"] == [1, 2, 3, 4]
+    figure = StudyTable(plan).figure()
+    assert figure.count("<polyline") == len(TINY.rows) * len(TINY.clients)
+
+
+def test_rows_that_ask_for_other_data_may_have_other_partitions(monkeypatch):
+    other = {**TINY.rows, "skewed": Variant("local", changes={"partition": "random"})}
+    monkeypatch.setitem(STUDIES, "tiny", replace(TINY, rows=other))
+    plan = tiny_plan()
+    play(plan)
+    headings = [heading for heading, *_ in StudyTable(plan).sections()]
+    assert "Partitions that differ" not in headings
+    stored = json.loads(plan.cells[0].path.read_text())
+    plan.cells[0].path.write_text(json.dumps({**stored, "partition": "0" * 64}))
+    assert "Partitions that differ" in [heading for heading, *_ in StudyTable(plan).sections()]

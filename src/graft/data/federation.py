@@ -1,4 +1,6 @@
-"""From one graph to a federation: normalise, partition, cut and split."""
+"""From one graph to a federation: normalise, partition, cut, split and perturb."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from graft.data import cards, partitions, splits
+from graft.data import cards, partitions, perturbations, splits
 from graft.data.graphs import MASKS, Graph, Ints, cut, normalise
+from graft.data.perturbations import Perturbation
 from graft.errors import InputError
 
 
@@ -20,6 +23,18 @@ class Federation:
     membership: Ints  # [N], the client of every node
     clients: list[Graph]
     card: dict[str, Any]
+    clean: Federation | None = None  # before it was perturbed, if models are scored there
+
+    @property
+    def hash(self) -> str:
+        """What runs on the same data have in common: the hash of the partition, or that of the perturbed data."""
+        return str(self.card.get("perturbation", self.card)["hash"])
+
+    @property
+    def partition(self) -> str:
+        """How the graph was shared out, and how the parts were perturbed: runs that differ here are not averaged."""
+        how = self.card.get("perturbation")
+        return self.card["method"] if how is None else f"{self.card['method']}, {how['summary']}"
 
     def pooled(self, edges: str = "all") -> Graph:
         """The whole graph as if one party held it, with all edges or with those inside clients only."""
@@ -47,9 +62,10 @@ def build(
     features: str = "raw",
     seed: int = 0,
     rounding: str = "largest_remainder",
+    perturbation: Perturbation | None = None,
     **partition_options: Any,
 ) -> Federation:
-    """Share a graph out among clients; the partition and the split draw from separate streams of the seed."""
+    """Share a graph out among clients; partition, split and perturbation draw from separate streams of the seed."""
     scaled = normalise(graph, features)
     membership = partitions.partition(scaled, clients, partition, seed, **partition_options)
     parts = splits.split(cut(scaled, membership), split, seed, rounding=rounding)
@@ -59,4 +75,14 @@ def build(
         masks[name] = np.empty(graph.nodes, bool)
         masks[name][order] = np.concatenate([getattr(part, name) for part in parts])
     card = cards.card(scaled, membership, partition, seed, partition_options)
-    return Federation(replace(scaled, **masks), membership, parts, card)
+    clean = Federation(replace(scaled, **masks), membership, parts, card)
+    return clean if perturbation is None or not perturbation.active else perturbed(clean, perturbation, features)
+
+
+def perturbed(clean: Federation, how: Perturbation, features: str = "raw") -> Federation:
+    """The same federation with the data of its clients perturbed; its card describes what they hold then."""
+    parts = perturbations.perturb(clean.clients, how, clean.card["seed"], features)
+    whole = perturbations.assemble(clean.graph, parts, clean.membership)
+    card = cards.card(whole, clean.membership, *(clean.card[name] for name in ("method", "seed", "options")))
+    card["perturbation"] = perturbations.describe(parts, how)
+    return Federation(whole, clean.membership, parts, card, clean if how.evaluate_on == "clean" else None)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from torch import Tensor
 from graft.fleet import Fleet
 from graft.randomness import Stream
 from graft.weights import Tree, leaves, map_tree, spread
+
+
+class Message(NamedTuple):
+    """What a step is given: a tree for all clients, a tree with a row a client, both or neither."""
+
+    common: Any = None
+    own: Any = None
 
 
 class Recorder:
@@ -32,14 +39,15 @@ class Recorder:
         self._states: dict[Any, Tree] = {}
         self.recordings: dict[Any, Recording] = {}
 
-    def run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Any) -> Any:
+    def run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Message) -> Any:
         """Run a step: plainly the first time, recorded the second, replayed from then on; `join` before use."""
         here = torch.cuda.current_stream()
         if here != self.stream:
             self.stream.wait_stream(here)
-            # State that is replaced here may have been made there: it must not be reused before it was read.
-            for _, leaf in leaves(fleet.state):
-                leaf.record_stream(self.stream)
+            # What is let go of here may have been made there: its memory must not be reused before it was read.
+            for _, leaf in (*leaves(fleet.state), *leaves(message.own or {})):
+                if leaf.is_cuda:
+                    leaf.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
             return self._run(function, fleet, step, message)
 
@@ -47,10 +55,10 @@ class Recorder:
         """Let the current stream wait for what was started here."""
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def _run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Any) -> Any:
+    def _run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Message) -> Any:
         # The first run may create state (optimisers); only what stays the same from call to call can be replayed.
         shape = shape_of(fleet.state)
-        key = (step, shape_of(message), shape)
+        key = (step, *map(shape_of, message), shape)
         if key in self.recordings:
             return self.recordings[key].replay(fleet, message)
         if key in self._seen and step not in self._never:
@@ -69,10 +77,11 @@ class Recording:
     """One step as a CUDA graph."""
 
     def __init__(
-        self, function: Callable[..., Any], fleet: Fleet, state: Tree, message: Any, stream: torch.cuda.Stream
+        self, function: Callable[..., Any], fleet: Fleet, state: Tree, message: Message, stream: torch.cuda.Stream
     ) -> None:
         self.state = state
-        self.message: Any = None if message is None else map_tree(lambda leaf: held(leaf, fleet).clone(), message)
+        fixed_copy = partial(map_tree, lambda leaf: held(leaf, fleet).clone())
+        self.message = Message(*(None if part is None else fixed_copy(part) for part in message))
         self.keys = fleet.random.keys.clone()
         before, random = fleet.state, fleet.random
         self.graph = torch.cuda.CUDAGraph()
@@ -89,10 +98,11 @@ class Recording:
             self.losses = fleet.losses
         fleet.state, fleet.random = before, random
 
-    def replay(self, fleet: Fleet, message: Any) -> Any:
+    def replay(self, fleet: Fleet, message: Message) -> Any:
         pairs = [(self.keys, fleet.random.keys), *paired(self.state, fleet.state)]
-        if message is not None:
-            pairs += paired(self.message, map_tree(lambda leaf: held(leaf, fleet), message))
+        for buffer, part in zip(self.message, message, strict=True):
+            if part is not None:
+                pairs += paired(buffer, map_tree(lambda leaf: held(leaf, fleet), part))
         copy_all([(into, leaf) for into, leaf in pairs if leaf is not into])
         self.graph.replay()
         fleet.state = shallow(self.state)
@@ -111,9 +121,14 @@ def lane(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.stream(side_stream()) if device.type == "cuda" else nullcontext()
 
 
-def given(message: Any, fleet: Fleet) -> list[Any]:
-    """The message as a step receives it: with a client axis."""
-    return [] if message is None else [spread(message, len(fleet.clients), fleet.device)]
+def given(message: Message, fleet: Fleet) -> list[Any]:
+    """The message as a step receives it: with a client axis, and as one tree."""
+    parts = []
+    if message.common is not None:
+        parts.append(spread(message.common, len(fleet.clients), fleet.device))
+    if message.own is not None:
+        parts.append(map_tree(lambda leaf: leaf.to(fleet.device), message.own))
+    return [Tree({name: branch for part in parts for name, branch in part.items()})] if parts else []
 
 
 def held(leaf: Any, fleet: Fleet) -> Tensor:

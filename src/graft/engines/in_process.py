@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.engines.capture import Recorder, given, shallow, side_stream
+from graft.engines.capture import Message, Recorder, given, shallow, side_stream
 from graft.engines.setup import Setup, StepFailed
 from graft.exchange import Replies, Request, check_reply
 from graft.fleet import Fleet, group_clients
@@ -69,13 +70,11 @@ class InProcess:
             fleet.state = shallow(taken)
         fleet.begin(round, step, request.turn)
         try:
-            if request.each is not None:
-                received = stack([request.each[client] for client in fleet.clients])
-                reply = function(fleet, map_tree(lambda leaf: leaf.to(fleet.device), received))
-            elif everyone and record and id(whole) in self._recorders:
-                reply = self._recorders[id(whole)].run(function, fleet, step, request.message)
+            message = message_for(fleet, request)
+            if everyone and record and id(whole) in self._recorders:
+                reply = self._recorders[id(whole)].run(function, fleet, step, message)
             else:
-                reply = function(fleet, *given(request.message, fleet))
+                reply = function(fleet, *given(message, fleet))
             check_reply(reply, len(fleet.clients), f"step '{step}'")
         except (KeyboardInterrupt, StepFailed):
             raise
@@ -101,9 +100,22 @@ class InProcess:
         for fleet in self.fleets:
             stacked = stack([state[client] for client in fleet.clients])
             fleet.state = map_tree(lambda leaf: leaf.to(self._setup.device), stacked)
+            fleet.derived.clear()
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def message_for(fleet: Fleet, request: Request) -> Message:
+    """What a request holds for the clients of a fleet."""
+    if request.each is not None:
+        return Message(own=stack([request.each[client] for client in fleet.clients]))
+    if request.mail is None:
+        return Message(request.message)
+    mail = request.mail
+    rows = [request.clients.index(client) for client in fleet.clients]
+    senders = torch.tensor(mail.senders, device=fleet.device).expand(len(rows), -1)
+    return Message({"sent": mail.sent}, {"links": mail.links[rows], "senders": senders})
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +148,7 @@ def share_of(whole: Fleet, chosen: list[int]) -> Tree:
 def put_back(whole: Fleet, chosen: list[int], taken: Tree, state: Tree) -> None:
     """Write the state of the clients that were asked into the state of the whole fleet."""
     known = dict(leaves(whole.state))
-    held = {leaf.untyped_storage().data_ptr() for leaf in known.values()}
+    held = Counter(leaf.untyped_storage().data_ptr() for leaf in known.values())
     views = dict(leaves(taken)) if len(chosen) == 1 else {}
     changed = []
     for path, leaf in leaves(state):
@@ -147,6 +159,9 @@ def put_back(whole: Fleet, chosen: list[int], taken: Tree, state: Tree) -> None:
                 raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
             # A client that has not trained yet has an optimiser that has seen nothing: all zeros.
             known[path] = leaf.new_zeros(len(whole.clients), *leaf.shape[1:])
+            plant(whole.state, path, known[path])
+        elif held[known[path].untyped_storage().data_ptr()] > 1:  # a step gave two fields one tensor
+            known[path] = known[path].clone()
             plant(whole.state, path, known[path])
         # A view that moved to another field must be safe before anything is written.
         changed.append((known[path], leaf.clone() if leaf.untyped_storage().data_ptr() in held else leaf))

@@ -18,10 +18,10 @@ import torch
 from graft.engines.messages import DamagedMessage, alone, pack, together, unpack
 from graft.engines.setup import Setup, StepFailed
 from graft.errors import InputError
-from graft.exchange import Replies, Request, check_reply
+from graft.exchange import Mail, Replies, Request, check_reply
 from graft.fleet import Fleet
 from graft.method import find_step
-from graft.weights import Tree, map_tree, spread
+from graft.weights import Tree, map_tree, spread, take
 
 
 class Loopback:
@@ -43,7 +43,14 @@ class Loopback:
         for client in setup.clients:
             here, there = context.Pipe()
             # What a process is started with is the one thing that does not go through bytes.
-            mine = replace(setup, graphs=[setup.graphs[client]], models=[setup.models[client]])
+            clean = setup.clean and [setup.clean[client]]
+            mine = replace(
+                setup,
+                graphs=[setup.graphs[client]],
+                models=[setup.models[client]],
+                clean=clean,
+                federation=len(setup.graphs),
+            )
             worker = context.Process(target=serve, args=(there, mine, client), daemon=True)  # type: ignore[attr-defined]
             worker.start()
             there.close()
@@ -54,11 +61,12 @@ class Loopback:
         return self._setup.clients
 
     def ask(self, request: Request) -> Replies:
-        step, round, each = request.step, request.round, request.each
+        step, round = request.step, request.round
         head = {"do": "step", "step": step, "round": round, "turn": request.turn}
-        broadcast = pack(head, request.message) if each is None else b""
-        for client in request.clients:
-            self._send(client, broadcast or pack(head, each[client] if each else None), step, round)
+        same = pack(head, request.message) if request.each is None and request.mail is None else b""
+        for place, client in enumerate(request.clients):
+            own = request.each[client] if request.each else delivered(request.mail, place, client)
+            self._send(client, same or pack(head, own), step, round)
         parts: list[tuple[list[int], Any]] = []
         failures = []
         for client in request.clients:
@@ -111,6 +119,21 @@ class Loopback:
                 worker.terminate()
 
 
+def delivered(mail: Mail | None, place: int, client: int) -> Any:
+    """What one recipient finds in its inbox: the messages it hears and its own, nothing of anybody else's."""
+    if mail is None:
+        return None
+    links = mail.links[place]
+    heard = (links != 0).reshape(-1, len(mail.senders)).any(0)
+    kept = [one for one, sender in enumerate(mail.senders) if heard[one] or sender == client]
+    senders = [mail.senders[one] for one in kept]
+    sent = take(mail.sent, torch.tensor(kept))
+    if links.dim() == 2:  # parts that travel apart: those that were not heard are not delivered
+        arrived = (links[:, kept] != 0).T | (torch.tensor(senders) == client).unsqueeze(1)
+        sent = map_tree(lambda leaf: leaf * arrived.view(*arrived.shape, *[1] * (leaf.dim() - 2)).to(leaf.dtype), sent)
+    return {"sent": sent, "links": links[..., kept], "senders": torch.tensor(senders)}
+
+
 def serve(pipe: Connection, setup: Setup, client: int) -> None:
     """The life of a worker: answer until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then closes the pipes
@@ -158,6 +181,7 @@ def tell_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -
 
 def take_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001
     fleet.state = map_tree(lambda leaf: leaf.clone(), together(message))
+    fleet.derived.clear()
     return pack({})
 
 

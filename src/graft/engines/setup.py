@@ -12,6 +12,7 @@ from graft.errors import RunError
 from graft.fleet import Fleet, build_fleet
 from graft.method import Method
 from graft.models import Model, build_model
+from graft.topologies import Topology
 from graft.training import Training
 
 
@@ -29,7 +30,10 @@ class Setup:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     participation: float = 1.0
+    clean: list[Graph] | None = None  # the graphs that models are scored on, where they train on perturbed ones
     record: bool = True  # on a GPU, replay whole steps as CUDA graphs
+    topology: Topology | None = None  # along which peers exchange, instead of what their method would choose
+    federation: int = 0  # how many clients there are in all, where not all of them are here
     groups: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
 
     @property
@@ -39,8 +43,11 @@ class Setup:
     def fleet(self, clients: list[int]) -> Fleet:
         """Some clients as a fleet that has not started yet."""
         graphs = [self.graphs[client] for client in clients]
+        clean = self.clean and [self.clean[client] for client in clients]
         model, make = self.models[clients[0]], self.architecture
-        return build_fleet(clients, graphs, model, self.training, self.seed, self.device, make, self.groups)
+        fleet = build_fleet(clients, graphs, model, self.training, self.seed, self.device, make, self.groups, clean)
+        fleet.federation = self.federation or len(self.graphs)
+        return fleet
 
     def architecture(self, name: str) -> Model:
         """An architecture for this federation's data, of the experiment's width and dropout."""

@@ -6,15 +6,17 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
+from graft.data.perturbations import Perturbation
 from graft.errors import InputError
 from graft.method import Method
-from graft.methods import METHODS
+from graft.methods import METHODS, PLUGS
+from graft.plug import Plug, plugged, takes_plugs
 from graft.training import Training
 
 GIVEN = "given-in-python"  # stands in experiment.toml for an object that no file can name
@@ -25,12 +27,21 @@ class Experiment:
     """One run; every field can be set in a file, by a flag or in Python."""
 
     method: str = "fedgkc"
-    settings: dict[str, Any] = field(default_factory=dict)  # the method's own fields
+    plug: str = ""  # what is added to the method, as fedtad
+    settings: dict[str, Any] = field(default_factory=dict)  # the method's own fields, and the plug's
     dataset: str = "digits"  # a name, or the path of your own data
     clients: int = 5
     partition: str = "louvain"  # a name, with options as in louvain:resolution=20, or a file of client ids
     split: str = "20/40/40"  # percent for training, validation and test within each client, or "own"
     features: Literal["raw", "row", "l2", "standard"] = "raw"
+    label_sparsity: float = 0.0  # these six: how the clients' data are made worse, see data/perturbations.py
+    label_noise: float = 0.0
+    edge_sparsity: float = 0.0
+    edge_noise: float = 0.0
+    feature_sparsity: float = 0.0
+    feature_noise: float = 0.0
+    perturbed_clients: str = "all"  # or their numbers, as 0,3
+    evaluate_on: Literal["clean", "perturbed"] = "clean"  # whether models are scored on the data as they were
     models: str | list[str] = "gcn"  # client k gets entry k modulo their number
     width: int = 64
     dropout: float = 0.5
@@ -43,6 +54,7 @@ class Experiment:
     optimizer_state: Literal["persistent", "reset"] = "persistent"
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"
     participation: float = 1.0  # share of the clients in a round
+    topology: str = ""  # who hears whom without a server, as ring or random:k=3 or a file; empty: as the method says
     score: Literal["personal", "global"] = "personal"  # whose validation accuracy picks the best round
     evaluate_every: int = 1
     patience: int = 0  # stop after so many evaluations without a better validation accuracy; 0 never stops
@@ -64,10 +76,21 @@ class Experiment:
             raise InputError(f"participation is {self.participation}; it must be above 0 and at most 1.")
         if not self.learning_rate > 0 or not self.weight_decay >= 0:
             raise InputError("learning_rate must be above 0 and weight_decay at least 0.")
+        self.perturbation.chosen(self.clients)
+
+    @property
+    def perturbation(self) -> Perturbation:
+        return Perturbation(**{one.name: getattr(self, one.name) for one in fields(Perturbation)})
+
+    @property
+    def label(self) -> str:
+        """The method and its plug, for people and places."""
+        return f"{self.method}+{self.plug}" if self.plug else self.method
 
     @property
     def training(self) -> Training:
-        return Training(**{one.name: getattr(self, one.name) for one in fields(Training)})
+        mine = {one.name for one in fields(self)}  # the rest of a training is for methods to set
+        return Training(**{one.name: getattr(self, one.name) for one in fields(Training) if one.name in mine})
 
     def torch_device(self) -> torch.device:
         if self.device == "auto":
@@ -83,17 +106,39 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
     return _checked(Experiment, values, "an experiment")
 
 
-def make_method(name: str, settings: Mapping[str, Any]) -> Method:
-    """The method of that name with its own settings."""
+def make_method(name: str, settings: Mapping[str, Any], plug: str = "") -> Method:
+    """The method of that name with its own settings, and those of what is added to it."""
     if name not in METHODS:
         raise InputError(f"Unknown method '{name}'{close_to(name, METHODS)}: there are {', '.join(sorted(METHODS))}.")
+    if plug:
+        return _checked(plugged_kind(METHODS[name], plug), settings, f"method '{name}' with plug '{plug}'")
     return _checked(METHODS[name], settings, f"method '{name}'")
 
 
+def plugged_kind(host: type[Method], plug: str) -> type[Method]:
+    """The class of a method with a plug; refused for methods that it cannot be added to."""
+    if plug not in PLUGS:
+        raise InputError(f"Unknown plug '{plug}'{close_to(plug, PLUGS)}: there are {', '.join(PLUGS)}.")
+    if not takes_plugs(host):
+        able = ", ".join(sorted(name for name, kind in METHODS.items() if takes_plugs(kind)))
+        raise InputError(
+            f"Plug '{plug}' cannot be added to {host.__name__}: it needs a server that keeps models of one "
+            f"architecture for clients, as these methods have: {able}."
+        )
+    return plugged(host, PLUGS[plug])
+
+
+def add_plug(method: Method, plug: str, settings: Mapping[str, Any]) -> Method:
+    """A method that is there already, with a plug of those settings."""
+    kind = plugged_kind(type(method), plug)
+    return _checked(kind, {**asdict(method), **settings}, f"{type(method).__name__} with plug '{plug}'")
+
+
 def name_of(method: Method) -> str:
-    """The name of a method in the table, or of your own class."""
-    names = {kind: name for name, kind in METHODS.items()}
-    return names.get(type(method), type(method).__name__.lower())
+    """The name of a method in the table, with its plug, or of your own class."""
+    names = {kind: name for name, kind in {**METHODS, **PLUGS}.items()}
+    kinds = [method.host, method.plug] if isinstance(method, Plug) and method.host else [type(method)]
+    return "+".join(names.get(kind, kind.__name__.lower()) for kind in kinds if kind is not None)
 
 
 def read_experiment(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
@@ -20,22 +21,27 @@ table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: r
 td:first-child, th:first-child { text-align: left }
 .big { font-size: 2.2rem; font-weight: 600 } .note { color: #5b6675 }
 svg text { font: 12px system-ui, sans-serif; fill: #5b6675 }
+.panels { display: flex; flex-wrap: wrap } .panels svg { width: 19rem }
 """
 CURVES = {
     "test": ("own model, test", "#1f6fb4"),
     "validation": ("own model, validation", "#7fb3dd"),
     "test_global": ("global model, test", "#c4622d"),
+    "test_trained": ("before mixing, test", "#3d8b57"),
 }
 
 
-def write_report(directory: Path) -> Path:
-    """Make report.html of a finished run: one file, no script, nothing fetched."""
+LinkWeights = dict[tuple[int, int], float]  # (to, from) -> weight
+
+
+def write_report(directory: Path, drawn: Sequence[int] | None = None) -> Path:
+    """Make report.html of a finished run: one file, no script, nothing fetched; `drawn` are rounds to show links of."""
     run = RunDirectory(directory)
-    write_text(run.report, page(run.read_result(), run.read_rounds()))
+    write_text(run.report, page(run.read_result(), run.read_rounds(), drawn))
     return run.report
 
 
-def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> str:
+def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]], drawn: Sequence[int] | None = None) -> str:
     accuracy = result["accuracy"]
     title = f"{result['method']} on {result['dataset']}, {result['clients']} clients, seed {result['seed']}"
     facts = [
@@ -51,6 +57,9 @@ def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> str:
         ("Partition", result["partition"]),
         ("Device", result["device"]),
     ]
+    if "test_trained" in accuracy:
+        facts.insert(3, ("Test accuracy before mixing", percent(accuracy["test_trained"])))
+        facts[-2:-2] = [("Topology", result.get("topology", "as the method says")), *busiest(rounds)]
     clients = [
         (row["client"], row["model"], row["nodes"], row["edges"], percent(row["validation"]), percent(row["test"]))
         for row in result["per_client"]
@@ -62,6 +71,7 @@ def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> str:
 <br><span class="note">at the round with the best validation accuracy, {percent(accuracy["validation"])}</span></p>
 <h2>Accuracy over rounds</h2>
 {curves(rounds)}
+{who_hears_whom(rounds, result["clients"], drawn)}
 <h2>Facts</h2>
 {html_table((), facts)}
 <h2>Clients</h2>
@@ -111,29 +121,145 @@ def curves(rounds: Sequence[dict[str, Any]], width: int = 720, height: int = 280
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Accuracy over rounds">{"".join(parts)}</svg>'
 
 
+def busiest(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The most that one peer sent and received in a round."""
+    ways = {"busiest_sender_bytes": "sent", "busiest_receiver_bytes": "received"}
+    most = {way: max((record["details"].get(way, 0) for record in rounds), default=0) for way in ways}
+    return [(f"Most that one peer {verb} in a round", size(most[way])) for way, verb in ways.items()]
+
+
+def who_hears_whom(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence[int] | None = None) -> str:
+    """The links of some rounds as pictures: of the first, the middle and the last one, unless others are asked for."""
+    known = {record["round"]: record for record in rounds if record.get("links")}
+    if not known:
+        return ""
+    numbers = list(known)
+    wanted = list(dict.fromkeys(drawn or (numbers[0], numbers[(len(numbers) - 1) // 2], numbers[-1])))
+    panels = [
+        (f"round {number}" + (f", {exchange}" if len(known[number]["links"]) > 1 else ""), known[number], links)
+        for number in wanted
+        if number in known
+        for exchange, links in known[number]["links"].items()
+    ]
+    tables = [weights_of(links) for _, _, links in panels]
+    # One scale for all pictures, so that rounds can be compared.
+    thickest = max((weight for table in tables for (to, sender), weight in table.items() if to != sender), default=1.0)
+    largest = max((weight for table in tables for weight in given_by_others(table).values()), default=1.0)
+    pictures = [
+        network(title, table, peers, record["participants"], thickest, largest)
+        for (title, record, _), table in zip(panels, tables, strict=True)
+    ]
+    missing = [str(number) for number in wanted if number not in known]
+    absent = f" No links are on record for round {', '.join(missing)}." if missing else ""
+    return f"""<h2>Who hears whom</h2>
+<div class="panels">{"".join(pictures)}</div>
+<p class="note">An arrow leads from a peer to one that hears it, the thicker the more weight that one gives it.
+A circle is the larger the more weight the others give to that peer; hollow ones did not take part.{absent}</p>"""
+
+
+def weights_of(links: Sequence[Sequence[float]]) -> LinkWeights:
+    """The weights of recorded links; where parts of a message travelled apart, their mean over the parts."""
+    parts = 1 + max((int(link[3]) for link in links if len(link) > 3), default=0)
+    weights: LinkWeights = defaultdict(float)
+    for to, sender, weight, *_ in links:
+        weights[int(to), int(sender)] += weight / parts
+    return weights
+
+
+def given_by_others(weights: LinkWeights) -> dict[int, float]:
+    """How much weight the other peers give to each one."""
+    sums: dict[int, float] = defaultdict(float)
+    for (to, sender), weight in weights.items():
+        if to != sender:
+            sums[sender] += weight
+    return sums
+
+
+def network(
+    title: str,
+    weights: LinkWeights,
+    peers: int,
+    present: Sequence[int],
+    thickest: float,
+    largest: float,
+    side: int = 320,
+) -> str:
+    """Peers on a circle with arrows along their links, as a picture in the page."""
+    around = side / 2 - 34
+    room = min(13.0, 0.45 * 2 * math.pi * around / peers)  # for a circle, so that neighbours do not touch
+    fine = room / 13  # the more peers, the finer their arrows
+    given = given_by_others(weights)
+    radius = {peer: room * (0.35 + 0.65 * math.sqrt(given.get(peer, 0) / largest)) for peer in range(peers)}
+    turn = 2 * math.pi / peers
+    place = {
+        peer: complex(side / 2 + around * math.sin(peer * turn), side / 2 - around * math.cos(peer * turn))
+        for peer in range(peers)
+    }
+    arrows: dict[float, list[str]] = defaultdict(list)
+    for (to, sender), weight in weights.items():
+        if to != sender:
+            width = max(0.1, round(fine * (0.4 + 2.6 * weight / thickest), 1))
+            arrows[width].append(arrow(place[sender], place[to], radius[sender], radius[to], 3 * fine + width))
+    parts = [
+        f'<path d="{"".join(paths)}" stroke-width="{width}" fill="none" stroke="#1f6fb4" stroke-opacity=".5"/>'
+        for width, paths in sorted(arrows.items())
+    ]
+    letters = max(6, min(12, round(400 / peers)))
+    for peer, at in place.items():
+        heard = [f"{one} ({weight:.3g})" for (to, one), weight in weights.items() if to == peer]
+        about = f"peer {peer} hears {', '.join(heard)}" if heard else f"peer {peer} hears nobody"
+        fill = "#1f6fb4" if peer in present else "white"
+        parts.append(
+            f'<circle cx="{at.real:.1f}" cy="{at.imag:.1f}" r="{radius[peer]:.1f}" fill="{fill}" stroke="#1f6fb4">'
+            f"<title>{about}</title></circle>"
+        )
+        label = side * (0.5 + 0.5j) + (at - side * (0.5 + 0.5j)) * (1 + 22 / around)
+        parts.append(
+            f'<text x="{label.real:.1f}" y="{label.imag + 4:.1f}" text-anchor="middle" '
+            f'style="font-size:{letters}px">{peer}</text>'
+        )
+    head = f'<text x="4" y="14">{escape(title)}</text>'
+    return f'<svg viewBox="0 0 {side} {side}" role="img" aria-label="{escape(title)}">{head}{"".join(parts)}</svg>'
+
+
+def arrow(start: complex, end: complex, leave: float, arrive: float, head: float) -> str:
+    """A bent arrow between two circles as a piece of a path; bent, so that one back does not lie upon it."""
+    bend = (start + end) / 2 + 0.1j * (end - start)
+    come = (end - bend) / abs(end - bend)
+    tip = end - arrive * come
+    start += leave * (bend - start) / abs(bend - start)
+    sides = [tip + head * come * complex(-0.9, side) for side in (-0.5, 0.5)]
+    points = [f"{point.real:.1f} {point.imag:.1f}" for point in (start, bend, tip, sides[0], sides[1])]
+    return f"M{points[0]}Q{points[1]} {points[2]}M{points[3]}L{points[2]}L{points[4]}"
+
+
 def comparison(results: Sequence[dict[str, Any]]) -> Table:
     """Runs side by side; runs that differ only in their seed become one row with mean and deviation."""
     rows: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         models = ",".join(dict.fromkeys(row["model"] for row in result["per_client"]))
         clients = f"{result['clients']} clients"
-        rows[result["dataset"], clients, result["partition"], models, result["method"]].append(result)
+        topology = result.get("topology", "")
+        rows[result["dataset"], clients, result["partition"], models, topology, result["method"]].append(result)
     # What all runs have in common goes into the title, what differs into columns.
-    varies = [len({key[place] for key in rows}) > 1 for place in range(4)]
-    common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if not differs]
+    varies = [len({key[place] for key in rows}) > 1 for place in range(5)]
+    common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if value and not differs]
     table = Table(title=f"Test accuracy in percent: {', '.join(common)}", title_justify="left")
-    for name, differs in zip(("dataset", "clients", "partition", "models"), varies, strict=True):
+    for name, differs in zip(("dataset", "clients", "partition", "models", "topology"), varies, strict=True):
         if differs:
-            table.add_column(name)
+            table.add_column(name, min_width=len(name))
     table.add_column("method")
-    for name in ("own models", "by nodes", "global model", "sent", "ms a round"):
+    headlines = {"test": "own models", "test_node_weighted": "by nodes", "test_global": "global model"}
+    peers = any("test_trained" in result["accuracy"] for result in results)
+    headlines |= {"test_trained": "before mixing"} if peers else {}
+    for name in (*headlines.values(), "sent", "ms a round"):
         table.add_column(name, justify="right")
     for key, group in rows.items():
         sent = mean(sum(result["communication"].values()) for result in group)
         table.add_row(
             *(value for value, differs in zip(key, varies, strict=False) if differs),
             key[-1],
-            *(spread([result["accuracy"][name] for result in group]) for name in HEADLINES),
+            *(spread([result["accuracy"].get(name) for result in group]) for name in headlines),
             size(sent) if sent else "nothing",
             f"{1000 * mean(result['seconds']['per_round'] for result in group):.1f}",
         )
@@ -142,12 +268,10 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     table.caption = (
         f"{runs}; own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;\n"
         "global model: the one all clients share, scored the same way; all at the best validation round."
+        + ("\nbefore mixing: own models of peers after training, before they take in others'." if peers else "")
     )
     table.caption_justify = "left"
     return table
-
-
-HEADLINES = ("test", "test_node_weighted", "test_global")
 
 
 def spread(values: Sequence[float | None]) -> str:

@@ -25,15 +25,18 @@ import torch
 from graft.data import datasets
 from graft.data.federation import Federation
 from graft.data.graphs import Graph
+from graft.data.perturbations import FIELDS as PERTURBATION
 from graft.errors import GraftError, InputError
 from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
 from graft.experiments.records import write_text
-from graft.experiments.run import Given, build_federation, run_experiment
-from graft.experiments.studies import STUDIES, Study
+from graft.experiments.run import Given, Result, build_federation, run_experiment
+from graft.experiments.studies import PORTRAITS, STUDIES
+from graft.experiments.studies.study import Study
+from graft.methods import METHODS
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
 NOT_COMPARED = ("device", "checkpoint_every")  # fields that say how a cell is computed, not what
-DATA_FIELDS = ("dataset", "clients", "partition", "split", "features", "seed")  # what a federation depends on
+DATA_FIELDS = ("dataset", "clients", "partition", "split", "features", "seed", *PERTURBATION)  # what data depend on
 
 Report = Callable[[dict[str, Any]], None]  # told of every cell that is done: its key, accuracy or error, and seconds
 
@@ -61,7 +64,7 @@ class Cell:
         """What is stored for exactly this experiment: a result, a failure, or nothing."""
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
-            same = compared(stored["experiment"]) == compared(self.experiment)
+            same = compared(filled(stored["experiment"])) == compared(self.experiment)
             usable = "error" in stored or ("partition" in stored and "test" in stored["summary"]["accuracy"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -129,7 +132,7 @@ def make_plan(
                     experiment = make_experiment({**study.values(row, dataset, count, seed), **extra})
                     where = experiment.torch_device().type
                     values = asdict(experiment)
-                    values["settings"] = asdict(make_method(experiment.method, experiment.settings))
+                    values["settings"] = asdict(make_method(experiment.method, experiment.settings, experiment.plug))
                     path = place / "runs" / f"{plain(dataset)}-{count}" / f"{plain(row)}-{seed}.json"
                     cells.append(Cell(row, dataset, count, seed, values, path))
     kept = tuple(dict.fromkeys(seeds))
@@ -138,7 +141,8 @@ def make_plan(
 
 def find_study(name: str) -> Study:
     if name not in STUDIES:
-        raise InputError(f"There is no study '{name}'{close_to(name, STUDIES)}: there are {', '.join(STUDIES)}.")
+        known = [*STUDIES, *PORTRAITS]
+        raise InputError(f"There is no study '{name}'{close_to(name, known)}: there are {', '.join(known)}.")
     return STUDIES[name]
 
 
@@ -180,6 +184,12 @@ def plain(text: str) -> str:
 def compared(experiment: Mapping[str, Any]) -> Any:
     """The part of a description that decides a result, as JSON would give it back."""
     return json.loads(json.dumps({key: value for key, value in experiment.items() if key not in NOT_COMPARED}))
+
+
+def filled(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored description with the defaults of fields that are younger than it."""
+    method = METHODS[experiment["method"]]
+    return {**asdict(Experiment()), **experiment, "settings": {**asdict(method()), **experiment["settings"]}}
 
 
 # Running the cells that are missing.
@@ -282,7 +292,7 @@ def run_cells(orders: Sequence[dict[str, Any]], report: Report, stop: Callable[[
             result = run_experiment(experiment, progress=check, given=Given(federation=shared))
             if not result.finished:
                 raise KeyboardInterrupt
-            stored |= {"partition": shared.card["hash"], "summary": result.summary}
+            stored |= {"partition": shared.hash, "summary": result.summary, "curve": curve_of(result)}
             message["test"] = result.accuracy["test"]
         except Exception as error:  # whatever it is, the other cells can still run
             stored["error"] = message["error"] = sentence(error)
@@ -290,6 +300,15 @@ def run_cells(orders: Sequence[dict[str, Any]], report: Report, stop: Callable[[
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(stored, indent=1) + "\n")
         report({**message, "seconds": time.perf_counter() - begun})
+
+
+def curve_of(result: Result) -> dict[str, list[float]]:
+    """Test accuracy as the rounds go by, for a picture; nothing is chosen by it."""
+    scored = [record for record in result.rounds if record.get("test") is not None]
+    return {
+        "round": [record["round"] for record in scored],
+        "test": [round(record["test"], 5) for record in scored],
+    }
 
 
 def federation_of(experiment: Experiment, known: dict[tuple[Any, ...], Federation | Exception]) -> Federation:

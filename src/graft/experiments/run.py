@@ -20,16 +20,18 @@ from torch import nn
 import graft
 from graft.data import cards, datasets, federation
 from graft.data.federation import Federation
+from graft.data.graphs import Graph
 from graft.engines.capture import lane
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.engines.setup import Setup
 from graft.errors import InputError, RunError
 from graft.evaluation import KINDS, Best, accuracy, fetch
-from graft.exchange import Clients, Engine, Request, Server, Traffic
+from graft.exchange import Engine, Request, Server, Traffic
 from graft.experiments.experiment import (
     GIVEN,
     Experiment,
+    add_plug,
     make_experiment,
     make_method,
     name_of,
@@ -39,9 +41,12 @@ from graft.experiments.experiment import (
 )
 from graft.experiments.records import Checkpoint, RunDirectory
 from graft.method import Method
+from graft.methods import METHODS
 from graft.models import Model, assign_models
+from graft.peers import PeerMethod, play_round
 from graft.randomness import seed_for
-from graft.weights import Tree, map_tree
+from graft.topologies import Topology
+from graft.weights import Tree, map_tree, take
 
 ENGINES: dict[str, Callable[[Setup], Engine]] = {"in_process": InProcess, "loopback": Loopback}
 
@@ -144,6 +149,7 @@ def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:
         split=experiment.split,
         features=experiment.features,
         seed=experiment.seed,
+        perturbation=experiment.perturbation,
         **options,
     )
 
@@ -152,9 +158,9 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
     """What an engine needs: a graph and an architecture a client."""
     whole = shared.graph
     pooled = method.pooled
-    graphs = [shared.pooled(getattr(method, "edges", "all"))] if pooled else shared.clients
+    graphs = graphs_of(shared, method)
     assigned = assign_models(
-        experiment.models if models is None else models,
+        method.architecture or (experiment.models if models is None else models),
         len(graphs),
         whole.features,
         whole.classes,
@@ -177,7 +183,29 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
         device=experiment.torch_device(),
         participation=1.0 if pooled else experiment.participation,
         groups=shared.membership if pooled else None,
+        clean=None if shared.clean is None else graphs_of(shared.clean, method),
+        topology=make_topology(experiment, method, len(graphs)),
     )
+
+
+def graphs_of(shared: Federation, method: Method) -> list[Graph]:
+    """A graph a client, or all of them as one."""
+    return [shared.pooled(getattr(method, "edges", "all"))] if method.pooled else shared.clients
+
+
+def make_topology(experiment: Experiment, method: Method, peers: int) -> Topology | None:
+    """The topology that was asked for; without one a method has its own."""
+    if not experiment.topology:
+        return None
+    if not isinstance(method, PeerMethod):
+        able = ", ".join(sorted(name for name, kind in METHODS.items() if issubclass(kind, PeerMethod)))
+        raise InputError(
+            f"Method '{name_of(method)}' sends nothing between peers, so it takes no topology; these do: {able}."
+        )
+    name, options = split_options(experiment.topology)
+    topology = Topology(name, options)
+    topology.check(peers, experiment.rounds)
+    return topology
 
 
 def _play(
@@ -189,14 +217,18 @@ def _play(
     overwrite: bool = False,
 ) -> Result:
     begun = time.perf_counter()
-    method = given.method or make_method(experiment.method, experiment.settings)
-    experiment = replace(experiment, settings=asdict(method))
+    if given.method is None:
+        method = make_method(experiment.method, experiment.settings, experiment.plug)
+    else:
+        method = add_plug(given.method, experiment.plug, experiment.settings) if experiment.plug else given.method
+    models = method.architecture or experiment.models
+    experiment = replace(experiment, settings=asdict(method), models=models)
     shared = given.federation or build_federation(experiment, given.dataset)
     setup = build_setup(experiment, method, shared, given.models)
-    if checkpoint is not None and checkpoint.facts["partition"] != shared.card["hash"]:
+    if checkpoint is not None and checkpoint.facts["partition"] != shared.hash:
         raise InputError(
             "The data or its partition is not what this run began with: the partition's hash is "
-            f"{shared.card['hash'][:16]}, the checkpoint's {checkpoint.facts['partition'][:16]}."
+            f"{shared.hash[:16]}, the checkpoint's {checkpoint.facts['partition'][:16]}."
         )
     if directory is not None and checkpoint is None:
         directory.create(overwrite)
@@ -224,6 +256,7 @@ class Game:
     traffic: Traffic = field(default_factory=Traffic)
     best: Best = field(default_factory=Best)
     best_shared: Best = field(default_factory=Best)
+    best_trained: Best = field(default_factory=Best)  # of peers before they mix
     records: list[dict[str, Any]] = field(default_factory=list)
     own_graphs: InProcess | None = None  # where a model trained on pooled data is scored on each client's graph alone
     stale: int = 0  # evaluations since the best one
@@ -247,7 +280,8 @@ class Game:
             first = self.restore(checkpoint, server) + 1
         if method.pooled and getattr(method, "inference", "whole") == "own":
             each = [models[0]] * len(self.shared.clients)
-            self.own_graphs = InProcess(replace(self.setup, graphs=self.shared.clients, models=each, groups=None))
+            own = (self.shared.clean or self.shared).clients
+            self.own_graphs = InProcess(replace(self.setup, graphs=own, models=each, groups=None, clean=None))
         counting: Engine = self.own_graphs or self.engine
         counted = counting.ask(Request("count", 0, counting.members()))
         self.totals, self.nodes = counted.totals, counted.nodes
@@ -284,7 +318,7 @@ class Game:
         before = asdict(self.traffic)
         members = participants(self.engine.members(), self.setup.participation, self.experiment.seed, number)
         server.round = number
-        self.setup.method.round(server, Clients(self.engine, number, members, self.traffic))
+        links = play_round(self.setup.method, server, self.engine, members, self.traffic, self.setup.topology)
         losses = fetch(self.engine.losses())
         bad = losses.first_bad()
         if bad is not None:
@@ -300,6 +334,7 @@ class Game:
             **{f"{way}_bytes": after[way] - before[way] for way in after},
             "participants": members,
             "details": server.take_records(),
+            **({"links": links} if links else {}),
         }
         if number % self.experiment.evaluate_every == 0 or number == self.experiment.rounds:
             record |= self.evaluate(server, number)
@@ -310,7 +345,9 @@ class Game:
     def evaluate(self, server: Server, number: int) -> dict[str, Any]:
         """Score every client's own model, and the common one where there is one, on that client's nodes."""
         everyone = self.engine.members()
-        replies = self.engine.ask(Request("score", number, everyone))
+        made = self.setup.method.personalised(server)
+        each = None if made is None else {client: take(made, client) for client in everyone}
+        replies = self.engine.ask(Request("score" if each is None else "score_shared", number, everyone, each=each))
         if self.own_graphs is not None:
             pooled = self.engine.state()[0].model
             replies = self.own_graphs.ask(Request("score_shared", number, self.own_graphs.members(), pooled))
@@ -330,6 +367,15 @@ class Game:
             better_shared = self.best_shared.see(number, scores["validation_global"])
         elif self.experiment.score == "global":
             raise InputError(f"score is global, but method '{self.setup.name}' has no global model.")
+        if isinstance(self.setup.method, PeerMethod):
+            replies = self.engine.ask(Request("score_trained", number, everyone))
+            trained = accuracy(replies.correct, self.totals, self.nodes)
+            scores |= {
+                "validation_trained": trained.mean("validation"),
+                "test_trained": trained.mean("test"),
+                "test_trained_node_weighted": trained.node_weighted("test"),
+            }
+            self.best_trained.see(number, scores["validation_trained"])
         better = self.best.see(number, scores["validation"])
         better = better_shared if self.experiment.score == "global" else better
         self.stale = 0 if better else self.stale + 1
@@ -343,6 +389,9 @@ class Game:
         last = evaluated[max(evaluated)] if evaluated else nothing
         best = evaluated.get((self.best_shared if self.experiment.score == "global" else self.best).round, last)
         common = evaluated.get(self.best_shared.round, last)
+        trained = evaluated.get(self.best_trained.round, last)
+        unmixed = {name: trained[name] for name in ("test_trained", "test_trained_node_weighted") if name in trained}
+        chosen = {"topology": self.experiment.topology} if self.experiment.topology else {}
         models = self.setup.models
         per_client = [
             {
@@ -359,7 +408,8 @@ class Game:
             "graft": graft.__version__,
             "method": self.setup.name,
             "dataset": self.shared.graph.name,
-            "partition": self.shared.card["method"],
+            "partition": self.shared.partition,
+            **chosen,
             "clients": len(self.shared.clients),
             "seed": self.experiment.seed,
             "rounds": self.records[-1]["round"],
@@ -369,6 +419,7 @@ class Game:
                 "validation": best.get("validation"),
                 "test_node_weighted": best.get("test_node_weighted"),
                 "test_global": common.get("test_global"),
+                **unmixed,  # of peers, before they mix
             },
             "per_client": per_client,
             "communication": {f"{way}_bytes": count for way, count in asdict(self.traffic).items()},
@@ -380,10 +431,11 @@ class Game:
     def save(self, number: int, server: Server) -> None:
         assert self.directory is not None
         facts = {
-            "partition": self.shared.card["hash"],
+            "partition": self.shared.hash,
             "traffic": asdict(self.traffic),
             "best": asdict(self.best),
             "best_shared": asdict(self.best_shared),
+            "best_trained": asdict(self.best_trained),
             "stale": self.stale,
             "spent": self.spent,
         }
@@ -399,6 +451,7 @@ class Game:
         self.engine.restore(checkpoint.clients)
         self.traffic = Traffic(**facts["traffic"])
         self.best, self.best_shared = Best(**facts["best"]), Best(**facts["best_shared"])
+        self.best_trained = Best(**facts.get("best_trained", {}))
         self.stale, self.spent = facts["stale"], facts["spent"]
         self.records = self.directory.read_rounds(until=checkpoint.round)
         self.directory.rewrite_rounds(self.records)

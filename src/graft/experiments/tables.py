@@ -13,11 +13,11 @@ from typing import Any
 
 from graft import __version__
 from graft.experiments.experiment import make_method
-from graft.experiments.figures import bars, lines
-from graft.experiments.papers import Number
+from graft.experiments.figures import bars, curves, lines
 from graft.experiments.records import write_text
 from graft.experiments.report import STYLE, html_table
-from graft.experiments.reproduce import NOT_COMPARED, Plan
+from graft.experiments.reproduce import DATA_FIELDS, NOT_COMPARED, Plan
+from graft.experiments.studies.study import Measure, Number
 
 AVERAGE = "average"
 DIFFERENCE = "mean difference"
@@ -26,9 +26,9 @@ WIDE = "body { max-width: none } td, th { white-space: nowrap } .note, p { max-w
 
 @dataclass(frozen=True)
 class Spot:
-    """One field of the table: the seeds of a method on a column, in percent."""
+    """One field of the table: the seeds of a method on a column, in percent (or milliseconds)."""
 
-    values: dict[int, float]  # seed -> test accuracy, mean over clients
+    values: dict[int, float]  # seed -> what the study measures
     by_nodes: dict[int, float]  # the same, clients weighted by their nodes
     seconds: list[float]
     failed: int = 0
@@ -67,18 +67,20 @@ class StudyTable:
     def headings(self) -> list[str]:
         return [*self.columns, AVERAGE] if len(self.columns) > 1 else self.columns
 
-    def spot(self, row: str, dataset: str, clients: int) -> Spot:
+    def spot(self, row: str, dataset: str, clients: int, measure: Measure | None = None) -> Spot:
         found = {seed: self.stored[row, dataset, clients, seed] or {} for seed in self.plan.seeds}
         results = {seed: one["summary"] for seed, one in found.items() if "summary" in one}
 
-        def percent(kind: str) -> dict[int, float]:
-            known = {seed: result["accuracy"][kind] for seed, result in results.items()}
-            return {seed: 100 * value for seed, value in known.items() if value is not None}
+        def measured(kind: Measure) -> dict[int, float]:
+            known = {seed: read_measure(result, kind) for seed, result in results.items()}
+            return {seed: value for seed, value in known.items() if value is not None}
 
         study = self.plan.study
+        if measure is not None:
+            return Spot(measured(measure), {}, [])
         return Spot(
-            percent("test"),
-            percent("test_node_weighted"),
+            measured(study.measure),
+            measured("test_node_weighted"),
             [result["seconds"]["total"] for result in results.values()],
             sum("error" in one for one in found.values()),
             study.printed(row, dataset, clients),
@@ -102,7 +104,9 @@ class StudyTable:
         )
 
     def best(self, heading: str) -> set[str]:
-        """The rows with our best mean in a column; references do not compete."""
+        """The rows with our best mean in a column; references do not compete, and nobody does for speed."""
+        if self.plan.study.measure == "milliseconds":
+            return set()
         rows = [row for row in self.plan.rows if not self.plan.study.rows[row].reference]
         means = {row: spot.mean for row in rows if (spot := self.spots[row, heading]).mean is not None}
         top = max((round(value, 2) for value in means.values() if value is not None), default=None)
@@ -119,7 +123,7 @@ class StudyTable:
         if spot.mean is None:
             ours = "failed" if spot.failed else "-"
             return f"{ours} ({paper})" if paper else ours
-        ours = f"{spot.mean:.2f}" + (f" ± {spot.deviation:.2f}" if spot.deviation is not None else "")
+        ours = in_words(spot)
         if paper:
             ours += f" ({paper}, {spot.difference:+.2f})"
         if len(spot.values) < len(self.plan.seeds):
@@ -130,13 +134,22 @@ class StudyTable:
         stored = {cell.name: self.stored[cell.row, *cell.column, cell.seed] or {} for cell in self.plan.cells}
         return {name: one["error"] for name, one in stored.items() if "error" in one}
 
-    def hashes(self) -> dict[tuple[str, int, int], set[str]]:
-        """Which partitions the methods of a (dataset, clients, seed) saw: it should be one."""
+    def hashes(self, row: str | None = None) -> dict[tuple[str, int, int], set[str]]:
+        """Which partitions all rows, or those on the same data as one of them, saw of a (dataset, clients, seed)."""
         found: dict[tuple[str, int, int], set[str]] = {}
-        for (_, dataset, clients, seed), one in self.stored.items():
-            if one is not None and "summary" in one:
+        for (other, dataset, clients, seed), one in self.stored.items():
+            if one is not None and "summary" in one and (row is None or self.data_of(row) == self.data_of(other)):
                 found.setdefault((dataset, clients, seed), set()).add(one["partition"])
         return found
+
+    def data_of(self, row: str) -> dict[str, Any]:
+        """What a row changes about the data."""
+        return {name: value for name, value in self.plan.study.rows[row].changes.items() if name in DATA_FIELDS}
+
+    def mixed(self) -> list[tuple[str, int, int]]:
+        """Where rows on the same data saw different partitions."""
+        seen = [self.hashes(row).items() for row in self.plan.rows]
+        return list(dict.fromkeys(key for found in seen for key, hashes in found if len(hashes) > 1))
 
     def done(self) -> int:
         return sum(one is not None and "summary" in one for one in self.stored.values())
@@ -177,11 +190,13 @@ class StudyTable:
                 [(name, listed(asdict(make_method(name, {}))) or "none") for name in methods],
             ),
         ]
+        listing += [self.other_table(measure) for measure in study.beside]
         hashes = self.hashes()
         listing.append(
             (
                 "Partitions",
-                "The first 16 digits of the SHA-256 of each partition, as `graft partition` prints them.",
+                "The first 16 digits of the SHA-256 of each partition, as `graft partition` prints them, or of the "
+                "data of rows that perturb them.",
                 ("dataset", "clients", *(f"seed {seed}" for seed in plan.seeds)),
                 [
                     (*column, *(" and ".join(short(hashes.get((*column, seed), set()))) or "-" for seed in plan.seeds))
@@ -189,8 +204,7 @@ class StudyTable:
                 ],
             )
         )
-        mixed = [key for key, found in hashes.items() if len(found) > 1]
-        if mixed:
+        if mixed := self.mixed():
             words = "; ".join(f"{dataset}-{clients} seed {seed}" for dataset, clients, seed in mixed)
             warning = f"The methods did not all see the same partition: {words}. Delete these runs and start again."
             listing.append(("Partitions that differ", warning, (), []))
@@ -200,15 +214,23 @@ class StudyTable:
         )
         return listing
 
+    def other_table(self, measure: Measure) -> tuple[str, str, Sequence[str], list[Sequence[Any]]]:
+        """Something else that was measured in the same runs."""
+        rows: list[Sequence[Any]] = []
+        for row in self.plan.rows:
+            spots = [self.spot(row, *column, measure) for column in self.plan.columns]
+            if any(spot.values for spot in spots):
+                rows.append((row, *(in_words(spot) for spot in spots)))
+        title, meaning = MEASURES[measure]
+        return title, f"{meaning}; mean ± standard deviation over seeds.", ("", *self.columns), rows
+
     def declared(self, row: str) -> dict[str, Any]:
         variant = self.plan.study.rows[row]
         return {**variant.settings, **variant.changes}
 
     def caption(self) -> str:
-        words = (
-            "Test accuracy in percent: each client's own model on its own test nodes, plain mean over clients, at the "
-            "round with the best validation accuracy; mean ± standard deviation over seeds. Bold: our best in a column."
-        )
+        words = f"{MEASURES[self.plan.study.measure][1]}; mean ± standard deviation over seeds."
+        words += " Bold: our best in a column." if self.plan.study.measure != "milliseconds" else ""
         if self.plan.study.paper:
             words += " In brackets the paper's number and how far ours is above it; the last row is the mean of these."
         if any(self.plan.study.rows[row].reference for row in self.plan.rows):
@@ -218,6 +240,8 @@ class StudyTable:
     def figure(self) -> str:
         """The study as a picture, or nothing where it has none or no results."""
         study, panels = self.plan.study, []
+        if study.figure == "rounds":
+            return self.curves()
         for name in self.columns:
             known = {
                 row: (spot.mean, spot.deviation or 0.0)
@@ -231,14 +255,31 @@ class StudyTable:
         if study.figure == "bars":
             return bars(panels)
         points = {row: variant.point for row, variant in study.rows.items() if variant.point is not None}
-        curves = []
+        series = []
         for name, values in panels:
             drawn: dict[str, list[tuple[float, float, float]]] = {}
             for row, (value, spread) in values.items():
                 curve, place = points[row]
                 drawn.setdefault(curve, []).append((place, value, spread))
-            curves.append((name, {curve: sorted(found) for curve, found in drawn.items()}))
-        return lines(curves, study.axis)
+            series.append((name, {curve: sorted(found) for curve, found in drawn.items()}))
+        return lines(series, study.axis)
+
+    def curves(self) -> str:
+        """Test accuracy round by round, the mean over the seeds that are there."""
+        panels = []
+        for name, column in zip(self.columns, self.plan.columns, strict=True):
+            drawn: dict[str, list[tuple[float, float]]] = {}
+            for row in self.plan.rows:
+                found = [(self.stored[row, *column, seed] or {}).get("curve") for seed in self.plan.seeds]
+                known = [curve for curve in found if curve is not None and curve["round"]]
+                if known:
+                    heights = zip(*(curve["test"] for curve in known), strict=False)
+                    drawn[row] = [
+                        (at, 100 * mean(tests)) for at, tests in zip(known[0]["round"], heights, strict=False)
+                    ]
+            if drawn:
+                panels.append((name, drawn))
+        return curves(panels, "round") if panels else ""
 
     # The files.
 
@@ -339,6 +380,47 @@ CSV_HEAD = (
     "paper_later_version",
     "seconds",
 )
+
+
+PERSONAL = "each client's own model on its own test nodes"
+AT_BEST = "at the round with the best validation accuracy"
+MEASURES: dict[Measure, tuple[str, str]] = {
+    "test": ("Own models", f"Test accuracy in percent: {PERSONAL}, plain mean over clients, {AT_BEST}"),
+    "test_node_weighted": (
+        "Own models, clients weighted by their nodes",
+        f"Test accuracy in percent: {PERSONAL}, clients weighted by their nodes, {AT_BEST}",
+    ),
+    "test_global": (
+        "The global model",
+        "Test accuracy in percent of the global model, at its own best validation round",
+    ),
+    "test_served": (
+        "What the server hands out",
+        "Test accuracy in percent of the global model, or of the models that the server makes for each client, plain "
+        f"mean over clients, {AT_BEST}",
+    ),
+    "test_trained": (
+        "After local training, before mixing",
+        "Test accuracy in percent of each peer's model before it mixes, at its own best validation round",
+    ),
+    "milliseconds": ("Time", "Milliseconds a round, evaluation included, on the machine that ran it"),
+}
+
+
+def read_measure(summary: dict[str, Any], measure: Measure) -> float | None:
+    if measure == "milliseconds":
+        return 1000 * float(summary["seconds"]["per_round"])
+    scores = summary["accuracy"]
+    value = scores.get(measure)
+    if measure == "test_served":
+        value = scores["test"] if scores["test_global"] is None else scores["test_global"]
+    return None if value is None else 100 * float(value)
+
+
+def in_words(spot: Spot) -> str:
+    if spot.mean is None:
+        return "-"
+    return f"{spot.mean:.2f}" + (f" ± {spot.deviation:.2f}" if spot.deviation is not None else "")
 
 
 def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:

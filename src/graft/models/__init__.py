@@ -14,11 +14,20 @@ from graft.models.gat import GAT
 from graft.models.gcn import GCN
 from graft.models.gin import GIN
 from graft.models.mlp import MLP
+from graft.models.ortho_gcn import OrthoGCN
 from graft.models.own import OwnModel
 from graft.models.sage import SAGE
 from graft.models.sgc import SGC
 
-MODELS: dict[str, type[LayeredModel]] = {"gcn": GCN, "gat": GAT, "sage": SAGE, "gin": GIN, "sgc": SGC, "mlp": MLP}
+MODELS: dict[str, type[LayeredModel]] = {
+    "gcn": GCN,
+    "gat": GAT,
+    "sage": SAGE,
+    "gin": GIN,
+    "sgc": SGC,
+    "mlp": MLP,
+    "ortho_gcn": OrthoGCN,
+}
 
 # Families of the model-heterogeneous literature: client k gets entry k modulo the length.
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -35,7 +44,7 @@ def build_model(model: str | nn.Module | Model, features: int, classes: int, **s
         return model
     if isinstance(model, nn.Module):
         return OwnModel(model)
-    match = re.fullmatch(r"([a-z]+)-?(\d*)", model)
+    match = re.fullmatch(r"([a-z_]+)-?(\d*)", model)
     if match is None or match[1] not in MODELS:
         raise InputError(
             f"Unknown model '{model}': there are {', '.join(MODELS)}, each with an optional depth as in gcn4, "

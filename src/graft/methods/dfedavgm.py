@@ -1,0 +1,78 @@
+"""DFedAvgM. Sun, Li and Wang: Decentralized federated averaging. IEEE Transactions on Pattern Analysis and Machine
+Intelligence 45, 2023."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.method import step
+from graft.peers import PeerMethod, Peers, mixed
+from graft.topologies import Topology
+from graft.weights import Tree, broadcast, difference, leaves, map_tree, shifted
+
+if TYPE_CHECKING:
+    from graft.fleet import Fleet
+    from graft.training import Training
+
+
+@dataclass(frozen=True)
+class DFedAvgM(PeerMethod):
+    """Peers take steps of SGD with momentum, which begins at rest in every round, and mix with their neighbours.
+
+    Quantised, they send how far they went instead, and each adds the mix of these moves to its own model. Where all
+    were at one point, that is the mix of the models; where they were not, their differences stay.
+    """
+
+    momentum: float = 0.9  # theta: how much of the last step is taken again
+    bits: Literal[0, 8, 16] = 0  # of every number sent, when quantised; 0: models as they are
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # of quantised numbers; stochastic is right on average
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1.")
+
+    def round(self, peers: Peers) -> None:  # type: ignore[override]
+        links = Topology("random-undirected", mixing="metropolis")
+        peers.do(self.train)
+        if self.bits:
+            peers.exchange(self.share_move, self.mix_moves, along=links)
+        else:
+            peers.exchange(self.share, self.mix, along=links)
+
+    @step
+    def share_move(self, fleet: Fleet) -> Tree:
+        """Send how far training went, in steps of a size that is sent too."""
+        move = difference(fleet.state.trained, fleet.state.model)
+        furthest = torch.stack([leaf.reshape(len(leaf), -1).abs().amax(1) for _, leaf in leaves(move)]).amax(0)
+        size = furthest / self.most
+        return Tree(steps=map_tree(lambda leaf: self.in_steps(fleet, leaf, size), move), size=size)
+
+    def in_steps(self, fleet: Fleet, leaf: Tensor, size: Tensor) -> Tensor:
+        """The whole number of steps nearest to every number, or one of the two around it, by chance."""
+        tiny = torch.finfo(leaf.dtype).tiny  # for a peer that did not move: its steps have size 0
+        exact = leaf / broadcast(size, leaf).clamp(min=tiny)
+        lift: Tensor | float = 0.5
+        if self.rounding == "stochastic":
+            lift = fleet.random.uniform(leaf[0].numel()).view(leaf.shape)
+        return (exact + lift).floor().clamp(-self.most, self.most).to(torch.int8 if self.bits == 8 else torch.int16)
+
+    @property
+    def most(self) -> int:
+        """The greatest number of steps that the bits can say."""
+        return (1 << (self.bits - 1)) - 1
+
+    @step
+    def mix_moves(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Add the mix of all moves that were heard."""
+        size = inbox.sent.size[:1]  # all peers of a fleet find the same; one copy is enough
+        moves = map_tree(lambda steps: steps[:1] * broadcast(size, steps), inbox.sent.steps)
+        fleet.state.model = shifted(fleet.state.model, mixed(moves, inbox.links))
+        return {}
+
+    def training(self, fleet: Fleet) -> Training:
+        return replace(fleet.training, optimizer="momentum", momentum=self.momentum, optimizer_state="reset")

@@ -1,0 +1,231 @@
+"""Dis-PFL. Dai, Shen, He, Tian and Tao: DisPFL: towards communication-efficient personalized federated learning via
+decentralized sparse training. ICML 2022."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.errors import InputError
+from graft.method import step
+from graft.peers import PeerMethod, Peers, mixed
+from graft.randomness import Stream, seed_for, streams
+from graft.topologies import Topology
+from graft.weights import Tree, Weights, grow, leaves, map_tree, trainable
+
+if TYPE_CHECKING:
+    from graft.fleet import Fleet
+    from graft.training import Training
+
+
+LEAST = torch.iinfo(torch.int64).min
+
+
+@dataclass(frozen=True)
+class DisPFL(PeerMethod):
+    """Every peer trains a part of the model of its own choice, as large as everybody's, and takes the mean of each
+    weight over those neighbours that have it.
+
+    A mask says which weights a peer has; biases and other vectors all peers have. After every round a peer gives up its
+    smallest weights for as many others, fewer and fewer of them over the rounds.
+    """
+
+    density: float = 0.5  # rho: the share of all weights that a peer has; 1 is D-PSGD as its mode "dispfl" has it
+    drop: float = 0.5  # the share of its weights that a peer gives up after the first round; falls to 0 as a cosine
+    erk_power: float = 1.0  # how much denser small matrices are than large ones; 0: all alike
+    regrow: Literal["random", "gradient"] = "random"  # which weights come instead: any, or those with the most gradient
+    same_start: bool = False  # whether all peers begin with the same mask
+    # How peers train: as the experiment says, or as in the authors' code (SGD with 0.1, falling by 0.2 % a round, 5
+    # epochs, gradients cut at norm 10).
+    local: Literal["experiment", "author"] = "experiment"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise InputError(f"density is {self.density}; it must be above 0 and at most 1.")
+        if not 0 <= self.drop <= 1:
+            raise InputError(f"drop is {self.drop}; it must be a share from 0 to 1.")
+        if not 0 <= self.erk_power < float("inf"):
+            raise InputError(f"erk_power is {self.erk_power}; it must be at least 0.")
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        owners = [0] * len(fleet.clients) if self.same_start else fleet.clients
+        random = streams(fleet.device, seed_for(fleet.seed, "mask"), owners)
+        weights = dict(leaves(fleet.state.model))
+        fleet.state.mask = grow(
+            {
+                path: top(random.bits(weights[path][0].numel()), count).view(weights[path].shape)
+                for path, count in self.counts(fleet).items()
+            }
+        )
+        fleet.state.model = masked(fleet.state.model, fleet.state.mask)
+        fleet.state.trained = fleet.state.model
+
+    def counts(self, fleet: Fleet) -> dict[str, int]:
+        """How many weights of every matrix a peer has."""
+        found = trainable(fleet.state.model, fleet.model.frozen)
+        shapes = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(found)}
+        densities = erk(shapes, self.density, self.erk_power)
+        # A density of 1 may have been worked out as a little less.
+        return {path: int(density * math.prod(shapes[path]) + 1e-6) for path, density in densities.items()}
+
+    def round(self, peers: Peers) -> None:  # type: ignore[override]
+        # The paper ends a round with the search for a new mask, to be used from the next round on. Beginning the next
+        # round with it comes to the same, and the mask stays that of the models which are scored in between.
+        if peers.round > 1:
+            peers.do(self.search, share=self.drop_share(peers.round - 2, peers.rounds))
+        peers.exchange(self.send, self.combine, along=Topology("random"))
+        peers.do(self.train)
+
+    def drop_share(self, round: int, rounds: int) -> float:
+        """The share of its weights that a peer gives up after a round, the first of them being 0."""
+        return self.drop / 2 * (1 + math.cos(math.pi * round / rounds))
+
+    @step
+    def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:
+        """Give up the smallest weights for as many that the peer did not have; these begin at 0."""
+        state, counts = fleet.state, self.counts(fleet)
+        weights = dict(leaves(state.trained))
+        wanted = self.dense_gradient(fleet) if self.regrow == "gradient" else {}
+        masks = {}
+        for path, mask in leaves(state.mask):
+            count, size = counts[path], mask[0].numel()
+            most = min(math.ceil(self.drop * count), size - count)
+            if most == 0:
+                masks[path] = mask
+                continue
+            exchanged = (settings.share * count).ceil().clamp(max=most).unsqueeze(1)
+            has = mask.flatten(1)
+            small = -ordered(weights[path], fleet.random)
+            new = ordered(wanted[path], fleet.random) if wanted else fleet.random.bits(size)
+            dropped = top(small.masked_fill(~has, LEAST), most, exchanged)
+            grown = top(new.masked_fill(has, LEAST), most, exchanged)
+            masks[path] = ((has & ~dropped) | grown).view_as(mask)
+        state.mask = grow(masks)
+        state.trained = masked(state.trained, state.mask)
+        # What a weight had gathered in the optimiser must not move it when it is gone, nor when it comes back.
+        for name, moment in state.get("optimizer", {}).get("model", {}).items():
+            if isinstance(moment, dict):
+                state.optimizer.model[name] = masked(moment, state.mask)
+        return {}
+
+    def dense_gradient(self, fleet: Fleet) -> dict[str, Tensor]:
+        """The gradient of all weights, those included that a peer does not have."""
+        weights = map_tree(lambda leaf: leaf.detach().clone(), fleet.state.trained)
+        paths = dict(leaves(fleet.state.mask))
+        matrices = {path: leaf.requires_grad_() for path, leaf in leaves(weights) if path in paths}
+        loss = super().loss(fleet, weights)
+        found = torch.autograd.grad(loss.sum(), list(matrices.values()), materialize_grads=True)
+        return dict(zip(matrices, found, strict=True))
+
+    @step
+    def send(self, fleet: Fleet) -> Tree:
+        """Send the weights that the peer has, one after another, and its mask in bits."""
+        masks, counts = dict(leaves(fleet.state.mask)), self.counts(fleet)
+        parts: dict[str, dict[str, Tensor]] = {"dense": {}, "active": {}, "bits": {}}
+        for path, leaf in leaves(fleet.state.trained):
+            if path in masks:
+                mask = masks[path].flatten(1)
+                parts["active"][path] = packed(leaf.flatten(1), mask, counts[path])
+                parts["bits"][path] = as_bits(mask)
+            else:
+                parts["dense"][path] = leaf
+        return Tree({name: grow(found) for name, found in parts.items() if found})
+
+    @step
+    def combine(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Take the mean of every weight over those that were heard and have it, and keep what the mask allows."""
+        sent, links, masks = inbox.sent, inbox.links, dict(leaves(fleet.state.mask))
+        found = dict(leaves(mixed(sent.get("dense", Tree()), links)))
+        bits = dict(leaves(sent.get("bits", {})))
+        for path, values in leaves(sent.get("active", {})):
+            mask = masks[path]
+            theirs = from_bits(bits[path][0], mask[0].numel())
+            total = links @ unpacked(values[0], theirs)
+            owners = links @ theirs.float()
+            mean = torch.where(owners > 0, total / owners, 0)
+            found[path] = mean.view_as(mask) * mask
+        fleet.state.model = grow({path: found[path] for path, _ in leaves(fleet.state.model)})
+        return {}
+
+    def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
+        # Through the mask no gradient reaches what a peer does not have, so it stays exactly 0.
+        return super().loss(fleet, masked(weights, fleet.state.mask))
+
+    def training(self, fleet: Fleet) -> Training:
+        if self.local == "experiment":
+            return fleet.training
+        rate = 0.1 * 0.998 ** (fleet.round - 1)
+        return replace(fleet.training, epochs=5, optimizer="sgd", learning_rate=rate, weight_decay=5e-4, clip=10.0)
+
+
+def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dict[str, float]:
+    """The density of every matrix, so that with all else dense a share of all weights is there (Erdos-Renyi-Kernel;
+    Evci, Gale, Menick, Castro and Elsen, ICML 2020): in proportion to (sum / product of its sides)^power, at most 1."""
+    sizes = {path: math.prod(shape) for path, shape in shapes.items()}
+    matrices = {path: (sum(shape) / sizes[path]) ** power for path, shape in shapes.items() if len(shape) > 1}
+    budget = density * sum(sizes.values()) - sum(size for path, size in sizes.items() if path not in matrices)
+    if matrices and budget <= 0:
+        raise InputError(
+            f"density is {density}, but biases and other vectors, which are never cut, are more than that."
+        )
+    found: dict[str, float] = {}
+    while len(found) < len(matrices):
+        rest = {path: raw for path, raw in matrices.items() if path not in found}
+        left = budget - sum(sizes[path] for path in found)
+        scale = left / sum(raw * sizes[path] for path, raw in rest.items())
+        full = {path: 1.0 for path, raw in rest.items() if scale * raw >= 1}
+        found |= full or {path: scale * raw for path, raw in rest.items()}
+    return {path: found[path] for path in matrices}
+
+
+def masked(weights: Weights, mask: Weights) -> Tree:
+    """Weights, or anything of their shape, with 0 for what a peer does not have."""
+    masks = dict(leaves(mask))
+    return grow({path: leaf * masks[path] if path in masks else leaf for path, leaf in leaves(weights)})
+
+
+def ordered(values: Tensor, random: Stream) -> Tensor:
+    """Whole numbers [peers, values] in the order of the values' sizes; equal values are in any order.
+
+    Weights of features that a peer never sees stay at 0, so many are equal.
+    """
+    sizes = values.abs().flatten(1).view(torch.int32).long()  # of floats that are not negative, bits grow with them
+    return (sizes << 31) | ((random.bits(sizes.shape[1]) >> 33) & (2**31 - 1))
+
+
+def top(keys: Tensor, most: int, count: Tensor | None = None) -> Tensor:
+    """Which entries of each row are the greatest: so many of them, or of these the first `count`."""
+    places = keys.topk(most, 1).indices
+    wanted = torch.arange(most, device=keys.device).expand_as(places)
+    chosen = torch.ones_like(wanted, dtype=torch.bool) if count is None else wanted < count
+    return torch.zeros_like(keys, dtype=torch.bool).scatter(1, places, chosen)
+
+
+def packed(values: Tensor, mask: Tensor, count: int) -> Tensor:
+    """The values [peers, count] that the mask [peers, values] lets through."""
+    places = torch.where(mask, mask.cumsum(1) - 1, count)
+    return values.new_zeros(len(values), count + 1).scatter(1, places, values)[:, :count]
+
+
+def unpacked(values: Tensor, mask: Tensor) -> Tensor:
+    """The values back in their places, 0 elsewhere."""
+    places = torch.where(mask, mask.cumsum(1) - 1, values.shape[1])
+    return functional.pad(values, (0, 1)).gather(1, places)
+
+
+def as_bits(mask: Tensor) -> Tensor:
+    """A mask [peers, entries] in bytes, eight entries each."""
+    eights = functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8)).view(len(mask), -1, 8)
+    return (eights << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(2, dtype=torch.uint8)
+
+
+def from_bits(data: Tensor, count: int) -> Tensor:
+    """The mask back, [peers, count]."""
+    eights = data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8, device=data.device) & 1
+    return eights.flatten(1)[:, :count].bool()

@@ -1,0 +1,56 @@
+"""D-PSGD. Lian, Zhang, Zhang, Hsieh, Zhang and Liu: Can decentralized algorithms outperform centralized algorithms?
+A case study for decentralized parallel stochastic gradient descent. NeurIPS 2017."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from graft.method import step
+from graft.peers import PeerMethod, Peers, mixed
+from graft.topologies import Topology
+from graft.weights import Tree, Weights, difference, shifted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graft.fleet import Fleet
+    from graft.training import Training
+
+MUTUAL = Topology("random-undirected", mixing="metropolis")
+
+
+@dataclass(frozen=True)
+class DPSGD(PeerMethod):
+    """Peers train and take a mean with their neighbours that keeps the mean over all peers."""
+
+    # fl: train, then mix. dispfl: take a plain mean, then train, as the code of Dis-PFL has it. original: take a
+    # gradient, mix, and then go one step of SGD.
+    mode: Literal["fl", "original", "dispfl"] = "fl"
+
+    def round(self, peers: Peers) -> None:  # type: ignore[override]
+        if self.mode == "dispfl":
+            peers.exchange(self.share, self.mix, along=Topology("random"))
+            peers.do(self.train)
+        elif self.mode == "original":
+            peers.do(self.train)
+            peers.exchange(self.share_untrained, self.mix_and_move, along=MUTUAL)
+        else:
+            peers.do(self.train)
+            peers.exchange(self.share, self.mix, along=MUTUAL)
+
+    @step
+    def share_untrained(self, fleet: Fleet) -> dict[str, Weights]:
+        """Send the model as it was before the own gradient."""
+        return {"model": fleet.state.model}
+
+    @step
+    def mix_and_move(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Mix what was heard, then go as far as the own gradient took the own model."""
+        move = difference(fleet.state.trained, fleet.state.model)
+        fleet.state.model = shifted(mixed(inbox.sent.model, inbox.links), move)
+        return {}
+
+    def training(self, fleet: Fleet) -> Training:
+        # A step of Adam depends on more than the gradient, so it cannot be moved to another place.
+        return replace(fleet.training, epochs=1, optimizer="sgd") if self.mode == "original" else fleet.training

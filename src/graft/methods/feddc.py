@@ -1,0 +1,119 @@
+"""FedDC. Gao, Fu, Li, Chen, Xu and Xu: FedDC: federated learning with non-IID data via local drift decoupling and
+correction. CVPR 2022."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.method import step
+from graft.methods.fedavg import FedAvg
+from graft.methods.scaffold import Average, add_share, mean_gradient, nothing, votes
+from graft.weights import (
+    Tree,
+    Weights,
+    difference,
+    inner_product,
+    map_tree,
+    shifted,
+    squared_distance,
+    trainable,
+    weighted_mean,
+)
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class FedDC(FedAvg):
+    """FedAvg in which every client keeps how far it has drifted, and the server adds the mean drift to the mean model.
+
+    A drift holds the round's own update when it is added, so the first average moves twice as far as FedAvg's, even
+    with alpha = 0: so the paper and its authors' code have it.
+    """
+
+    alpha: float = 0.1  # weight of the pull towards the received model less the client's drift
+    # SCAFFOLD's correction of every gradient. It takes local steps for gradients, which they are with SGD alone: "auto"
+    # leaves it out with Adam, where zeros travel in its place; "off" sends nothing.
+    correction: Literal["auto", "on", "off"] = "auto"
+    drift: bool = True  # off: the drifts stay zero
+    average: Average = "uniform"  # every client counts alike, or by its vote (weight_by)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < float("inf"):
+            raise InputError(f"alpha is {self.alpha}; it must be at least 0.")
+
+    @property
+    def kept(self) -> list[str]:
+        """What clients keep, and the server the mean of, beside the model."""
+        uses = {"drift": self.drift, "control": self.correction != "off"}
+        return [name for name, used in uses.items() if used]
+
+    def start_server(self, server: Server) -> None:
+        super().start_server(server)
+        for name in self.kept:
+            server.state[name] = nothing(server.state.model, server.models[0].frozen)
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        for name in self.kept:
+            fleet.state[name] = nothing(fleet.state.model, fleet.model.frozen)
+
+    def round(self, server: Server, clients: Clients) -> None:
+        message = Tree(model=server.state.model)
+        if self.correction != "off":
+            message.control = server.state.control
+        replies = clients.ask(self.train, message)
+        mean = weighted_mean(replies.model, replies.weight)
+        share = len(replies) / server.clients
+        if self.correction != "off":
+            change = weighted_mean(replies.change, replies.weight)
+            server.state.control = add_share(server.state.control, change, share)
+        if self.drift:
+            # Clients drift by their updates, and the server knows the mean of these: no drift needs to travel.
+            update = difference(mean, server.state.model, server.models[0].frozen)
+            server.state.drift = add_share(server.state.drift, update, share)
+            mean = shifted(mean, server.state.drift)
+            server.record(drift_norm=replies.drift_norm)
+        server.state.model = mean
+
+    @step
+    def train(self, fleet: Fleet, received: Weights) -> Tree:
+        start, state, frozen = received["model"], fleet.state, fleet.model.frozen
+        target = trainable(start, frozen)
+        if self.drift:
+            target = map_tree(torch.sub, target, state.drift)
+        correction = self.correction_of(fleet, received)
+        model = fleet.fit(start, lambda weights: self.drifting_loss(fleet, weights, start, target, correction))
+        reply = Tree(model=model, weight=votes(fleet, self.average))
+        if self.correction != "off":
+            reply.change = map_tree(torch.zeros_like, state.control)
+        if correction is not None:
+            control = mean_gradient(fleet, start, model, correction)
+            reply.change = map_tree(torch.sub, control, state.control)
+            state.control = map_tree(torch.add, state.control, reply.change)
+        if self.drift:
+            state.drift = map_tree(torch.add, state.drift, difference(model, start, frozen))
+            # To be watched: with a tiny alpha, clients that are seldom asked drift without bound.
+            reply.drift_norm = inner_product(state.drift, state.drift).sqrt()
+        state.model = model
+        return reply
+
+    def correction_of(self, fleet: Fleet, received: Weights) -> Tree | None:
+        """What is added to every gradient, if anything."""
+        if self.correction == "off" or (self.correction == "auto" and fleet.training.optimizer == "adam"):
+            return None
+        return map_tree(torch.sub, received["control"], fleet.state.control)  # type: ignore[no-any-return]
+
+    def drifting_loss(
+        self, fleet: Fleet, weights: Weights, received: Weights, target: Weights, correction: Weights | None
+    ) -> Tensor:
+        pull = squared_distance(trainable(weights, fleet.model.frozen), target)
+        loss = self.loss(fleet, weights, received) + self.alpha / 2 * pull
+        return loss if correction is None else loss + inner_product(weights, correction)

@@ -1,0 +1,88 @@
+"""FedDual. Chen, Wang, Wang and Lin: FedDual: pair-wise gossip helps federated learning in large decentralized
+networks. IEEE Transactions on Information Forensics and Security 18, 2023."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.method import step
+from graft.peers import PeerMethod, Peers, mixed
+from graft.topologies import Topology
+from graft.weights import Tree, broadcast, difference, inner_product, map_tree, shifted
+
+if TYPE_CHECKING:
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class FedDual(PeerMethod):
+    """Peers meet in pairs, drawn anew every round, and both take the mean of their models by votes (weight_by).
+
+    Only the abstract of the paper was at hand. Here all pairs meet at once, where the paper's are asynchronous, and its
+    way to cut noise by private set intersection is left out: report this as pair-wise gossip.
+    """
+
+    hierarchical: bool = False  # whether merged pairs merge further within a round, until all have met
+    noise: Literal["none", "gaussian", "laplace"] = "none"  # what hides a peer's training before anybody sees it
+    clip: float = 1.0  # c: with noise, how far training may move a model
+    epsilon: float = 1.0  # with noise, its scale is clip / epsilon in every weight
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be above 0.")
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        fleet.state.vote = fleet.weight.float()  # of all whose models went into this peer's in the round
+
+    def round(self, peers: Peers) -> None:  # type: ignore[override]
+        peers.do(self.train)
+        levels = (peers.federation - 1).bit_length()
+        pairings = [Topology("tournament", {"level": level}) for level in range(levels)]
+        for pairs in pairings if self.hierarchical else [Topology("matching")]:
+            peers.exchange(self.show, self.merge, along=pairs)
+
+    @step
+    def train(self, fleet: Fleet) -> dict[str, Tensor]:
+        """Train, and go on with what may be seen of it."""
+        super().train(fleet)
+        fleet.state.model = fleet.state.trained if self.noise == "none" else self.hidden(fleet)
+        fleet.state.vote = fleet.weight.float()
+        return {}
+
+    def hidden(self, fleet: Fleet) -> Tree:
+        """The trained model, its way from the old one cut to a length and made noisy."""
+        move = difference(fleet.state.trained, fleet.state.model)
+        cut = (self.clip / inner_product(move, move).sqrt().clamp(min=torch.finfo().tiny)).clamp(max=1)
+        scale = self.clip / self.epsilon
+
+        def noisy(leaf: Tensor) -> Tensor:
+            return leaf * broadcast(cut, leaf) + scale * self.draw(fleet, leaf)
+
+        return shifted(fleet.state.model, map_tree(noisy, move))
+
+    def draw(self, fleet: Fleet, leaf: Tensor) -> Tensor:
+        """Noise of scale 1 in the shape of a leaf."""
+        count = leaf[0].numel()
+        if self.noise == "gaussian":
+            return fleet.random.normal(count).view(leaf.shape)
+        size = -(1 - fleet.random.uniform(count)).log()  # 1 - u is never 0
+        return torch.where(fleet.random.uniform(count) < 0.5, size, -size).view(leaf.shape)
+
+    @step
+    def show(self, fleet: Fleet) -> Tree:
+        return Tree(model=fleet.state.model, vote=fleet.state.vote)
+
+    @step
+    def merge(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Take the mean with the partner; who has none keeps its model."""
+        votes = (inbox.links != 0) * inbox.sent.vote
+        fleet.state.vote = votes.sum(1)
+        fleet.state.model = mixed(inbox.sent.model, votes / fleet.state.vote.unsqueeze(1))
+        return {}

@@ -1,0 +1,133 @@
+"""FedGTA. Li, Wu, Zhang, Zhu, Li and Wang: FedGTA: topology-aware averaging for federated graph learning. PVLDB
+17(1), 2023."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.errors import InputError
+from graft.method import Method, step
+from graft.weights import Tree, Weights, map_tree, spread, take
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class FedGTA(Method):
+    """Every client gets a mean of its own: over clients whose smoothed predictions are distributed as its own are,
+    weighted by how sure these are at nodes with many neighbours."""
+
+    one_model: ClassVar[bool] = True
+
+    propagation_steps: int = 5  # k: how often predictions are propagated
+    propagation: float = 0.5  # share of the neighbourhood in each of those steps; the rest is the node's own prediction
+    temperature: float = 20.0  # softens predictions before their confidence is measured
+    moments: Literal["hybrid", "raw", "central"] = "hybrid"  # of the predictions of each class; hybrid is both
+    orders: int = 10  # the moments of order 1 to this one are compared
+    threshold: float = 0.5  # epsilon: clients mix whose moments have a cosine above it
+
+    def __post_init__(self) -> None:
+        for name, least in (("propagation_steps", 0), ("orders", 1)):
+            if not getattr(self, name) >= least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        if not 0 <= self.propagation <= 1:
+            raise InputError(f"propagation is {self.propagation}; it must be between 0 and 1.")
+        if not 0 < self.temperature < float("inf"):
+            raise InputError(f"temperature is {self.temperature}; it must be above 0.")
+        if not math.isfinite(self.threshold):
+            raise InputError(f"threshold is {self.threshold}; it must be a number, and a cosine is between -1 and 1.")
+
+    def start_server(self, server: Server) -> None:
+        same = spread(server.initial(), server.clients, server.device)
+        server.state.models = map_tree(Tensor.contiguous, same)
+
+    def round(self, server: Server, clients: Clients) -> None:
+        models = server.state.models
+        replies = clients.ask(self.train, each={client: take(models, client) for client in clients.members})
+        partners = self.partners(replies.moments)
+        mixed = mix(replies.model, shares(partners, replies.confidence))
+        # Clients that were not asked keep the model that was last made for them.
+        asked = torch.tensor(replies.clients, device=server.device)
+        server.state.models = map_tree(lambda old, new: old.index_copy(0, asked, new), models, mixed)
+        server.record(partners=partners.sum(1), confidence=replies.confidence)
+
+    @step
+    def train(self, fleet: Fleet, model: Weights) -> Tree:
+        fleet.state.model = fleet.fit(model, lambda weights: self.loss(fleet, weights))
+        sharp, soft = self.smoothed(fleet, fleet.predict(fleet.state.model).logits)
+        return Tree(
+            model=fleet.state.model, moments=self.fingerprint(fleet, sharp), confidence=self.confidence(fleet, soft)
+        )
+
+    def smoothed(self, fleet: Fleet, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions after propagation, as they are and softened by the temperature; training nodes know the truth."""
+        known = fleet.labels.masks[:, 0].unsqueeze(2)
+        truth = functional.one_hot(fleet.labels.classes, logits.shape[2]).to(logits)
+        spreading = self.propagate(fleet, torch.where(known, truth, logits.softmax(2)))
+        sharp, soft = spreading.softmax(2), (spreading / self.temperature).softmax(2)
+        return torch.where(known, truth, sharp), torch.where(known, truth, soft)
+
+    def propagate(self, fleet: Fleet, start: Tensor) -> Tensor:
+        """Label propagation without weights; every step adds the labels of training nodes once more."""
+        anchors = start * fleet.labels.masks[:, 0].unsqueeze(2)
+        now = start
+        for _ in range(self.propagation_steps):
+            around = fleet.graph.normalised @ now
+            now = self.propagation * around + (1 - self.propagation) * start + anchors
+        return now
+
+    def fingerprint(self, fleet: Fleet, chances: Tensor) -> Tensor:
+        """Moments of the predictions of each class over a client's nodes, in one row a client."""
+        real, sizes = fleet.graph.real.unsqueeze(2), fleet.size.unsqueeze(1)
+
+        def over_nodes(values: Tensor) -> Tensor:
+            return (values * real).sum(1) / sizes
+
+        centred = chances - over_nodes(chances).unsqueeze(1)
+        kinds = {"raw": [chances], "central": [centred], "hybrid": [chances, centred]}[self.moments]
+        return torch.cat([over_nodes(kind**order) for kind in kinds for order in range(1, self.orders + 1)], dim=1)
+
+    def confidence(self, fleet: Fleet, chances: Tensor) -> Tensor:
+        """How sure a client is of its nodes, summed up by their neighbours; never negative, as -q ln q is at most 1/e.
+
+        A spare node has no neighbours, and so does not count.
+        """
+        entropy = -(chances * (chances + 1e-8).log()).sum(2)
+        return (fleet.graph.degree * (chances.shape[2] / math.e - entropy)).sum(1)
+
+    def partners(self, moments: Tensor) -> Tensor:
+        """Whose models make up the model of each client, [clients, clients]; everyone is its own partner."""
+        directions = functional.normalize(moments.double(), dim=1)
+        alike = (directions @ directions.T).clamp(max=1) > self.threshold
+        return alike | torch.eye(len(moments), dtype=torch.bool, device=moments.device)
+
+    def personalised(self, server: Server) -> Weights:
+        return server.state.models  # type: ignore[no-any-return]
+
+    def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
+        return fleet.cross_entropy(fleet.forward(weights).logits)
+
+
+def shares(partners: Tensor, confidence: Tensor) -> Tensor:
+    """The weights of each client's partners in its mean; rows add up to 1."""
+    weights = partners * confidence.double().clamp(min=0)
+    # Without edges nobody is confident; then all partners count alike.
+    weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, partners)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def mix(models: Weights, shares: Tensor) -> Tree:
+    """A mean of stacked models for every row of shares; whole numbers are not averaged, everyone keeps its own."""
+
+    def one(leaf: Tensor) -> Tensor:
+        return torch.tensordot(shares.to(leaf), leaf, dims=1) if leaf.is_floating_point() else leaf
+
+    return map_tree(one, models)  # type: ignore[no-any-return]

@@ -1,0 +1,196 @@
+"""FedOMD. Orthogonal graph convolutions and central moment discrepancy for clients with few labels and features of
+different distributions (ICPP Workshops 2024). The discrepancy is that of Zellinger, Grubinger, Lughofer, Natschlaeger
+and Saminger-Platz: Central moment discrepancy for domain-invariant representation learning. ICLR 2017."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.method import step
+from graft.methods.fedavg import FedAvg
+from graft.models.ortho_gcn import OrthoGCN, departure
+from graft.randomness import Stream
+from graft.weights import Tree, Weights, count_bytes, map_tree, weighted_mean
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+    from graft.models.architecture import Model
+
+SMALLEST_SPAN = 1e-6  # of hidden features: a layer that says the same of all nodes must not be divided by zero
+
+
+@dataclass(frozen=True)
+class FedOMD(FedAvg):
+    """FedAvg in which every client's hidden features are drawn to the moments of all clients' features together.
+
+    It is meant for `--models ortho_gcn`, whose layers it sets up by its own fields. Of any other architecture the
+    moments of the embedding are matched, and there is nothing to keep orthogonal. The paper communicates after every
+    gradient step, `--epochs 1`; with more of them the moments of all clients stand still within a round.
+    """
+
+    alpha: float = 5e-4  # weight of the pull of the layers towards orthogonal matrices
+    beta: float = 10.0  # weight of the discrepancy; 0 is without it, and then only weights travel
+    order: int = 5  # highest central moment that is matched, beside the mean and all from 2 on
+    span_from: Literal["global", "fixed"] = "global"  # b - a: per layer over all clients, or the number in span
+    span: float = 1.0  # b - a where it is fixed
+    orthogonal: bool = True  # off: plain graph convolutions in place of the orthogonal ones, and alpha has no say
+    newton_steps: int = 4  # towards the nearest orthogonal matrix
+    hybrid: float = 0.2  # share of the trained matrix in what is made orthogonal; the rest is the identity
+    center: bool = False  # subtract the mean of each row before that
+    orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
+    pull_on: Literal["raw", "effective"] = "raw"  # which matrix alpha pulls: the trained one, or the one made of it
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "newton_steps"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        if self.order < 2:
+            raise InputError(f"order is {self.order}; it must be at least 2.")
+        if not 0 < self.span < float("inf"):
+            raise InputError(f"span is {self.span}; it must be above 0.")
+        if not 0 < self.hybrid <= 1:
+            raise InputError(f"hybrid is {self.hybrid}; it must be above 0 and at most 1.")
+
+    def start_server(self, server: Server) -> None:
+        server.state.model = server.initial(server.model and self.set_up(server.model))
+
+    def start_client(self, fleet: Fleet) -> None:
+        fleet.model = self.set_up(fleet.model)
+        super().start_client(fleet)
+        if self.beta:
+            fleet.state.seeds = torch.zeros_like(fleet.random.keys)
+            with torch.no_grad():
+                fleet.state.own = torch.zeros_like(self.moments_of(fleet, hidden_of(fleet, fleet.state.model)[0]))
+            fleet.state.mean = torch.zeros_like(fleet.state.own[:, :, 0])
+            fleet.state.span = torch.full_like(fleet.state.own[:, :, 0, 0], self.span)
+
+    def set_up(self, model: Model) -> Model:
+        """The clients' architecture with orthogonal layers as this method wants them."""
+        if not isinstance(model, OrthoGCN):
+            return model
+        names = ("orthogonal", "newton_steps", "hybrid", "center", "orthogonal_start")
+        return replace(model, **{name: getattr(self, name) for name in names})
+
+    def round(self, server: Server, clients: Clients) -> None:
+        if not self.beta:
+            super().round(server, clients)
+            return
+        first = clients.ask(self.means, server.state.model)
+        center = Tree(mean=weighted_mean(first.mean, first.size))
+        if self.span_from == "global":
+            center.span = (first.high.amax(0) - first.low.amin(0)).clamp(min=SMALLEST_SPAN)
+        second = clients.ask(self.moments, center)
+        wanted = Tree(moments=weighted_mean(second.moments, first.size))
+        replies = clients.ask(self.match, wanted)
+        weight_bytes = len(clients) * count_bytes(server.state.model) + replies.bytes()
+        server.state.model = weighted_mean(replies.model, replies.weight)
+        server.record(
+            discrepancy=replies.discrepancy,
+            weight_bytes=weight_bytes,
+            moment_bytes=len(clients) * (count_bytes(center) + count_bytes(wanted)) + first.bytes() + second.bytes(),
+        )
+
+    @step
+    def means(self, fleet: Fleet, model: Weights) -> Tree:
+        """Exchange 1: the mean of every hidden feature over all nodes of a client, labelled or not."""
+        fleet.state.model = map_tree(torch.clone, model)
+        fleet.state.seeds = fleet.random.keys.clone()
+        with torch.no_grad():
+            hidden, _ = hidden_of(fleet, model)
+            fleet.state.own = self.moments_of(fleet, hidden)
+        reply = Tree(mean=fleet.state.own[:, :, 0].clone(), size=fleet.size)
+        if self.span_from == "global":
+            spare = ~fleet.graph.real.unsqueeze(2)
+            reply.low = torch.stack([layer.masked_fill(spare, float("inf")).amin((1, 2)) for layer in hidden], dim=1)
+            reply.high = torch.stack([layer.masked_fill(spare, -float("inf")).amax((1, 2)) for layer in hidden], dim=1)
+        return reply
+
+    @step
+    def moments(self, fleet: Fleet, center: Weights) -> Tree:
+        """Exchange 2: moments around the mean of all clients; their mean is the moment of all nodes together."""
+        fleet.state.mean = center["mean"].clone()
+        if self.span_from == "global":
+            fleet.state.span = center["span"].clone()
+        return Tree(moments=moments_around(fleet.state.mean, fleet.state.own))
+
+    @step
+    def match(self, fleet: Fleet, wanted: Weights) -> Tree:
+        """Train with an eye on the distribution of all clients."""
+        target = torch.cat([fleet.state.mean.unsqueeze(2), wanted["moments"]], dim=2)
+        # The first epoch drops what was dropped for the statistics: it is the paper's one forward pass.
+        fleet.random = Stream(fleet.state.seeds)
+        fleet.state.model = fleet.fit(fleet.state.model, lambda weights: self.matched_loss(fleet, weights, target))
+        found = discrepancy(fleet.state.own, target, fleet.state.span)
+        return Tree(model=fleet.state.model, weight=fleet.weight, discrepancy=found)
+
+    def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:
+        return super().loss(fleet, weights, received) + self.pull(fleet, weights)
+
+    def matched_loss(self, fleet: Fleet, weights: Weights, target: Tensor) -> Tensor:
+        """Eq. 12: labels, orthogonality, and the discrepancy; the moments of all clients are constants."""
+        hidden, logits = hidden_of(fleet, weights)
+        away = discrepancy(self.moments_of(fleet, hidden), target, fleet.state.span)
+        return fleet.cross_entropy(logits) + self.pull(fleet, weights) + self.beta * away
+
+    def pull(self, fleet: Fleet, weights: Weights) -> Tensor:
+        """Eq. 6: how far the layers are from orthogonal; zero where none should be."""
+        if not self.alpha or not isinstance(fleet.model, OrthoGCN):
+            return torch.zeros(len(fleet.clients), device=fleet.device)
+        matrices = fleet.model.inner_weights(weights)
+        if self.pull_on == "effective":
+            matrices = fleet.model.effective(matrices)
+        return self.alpha * departure(matrices).sum(1)
+
+    def moments_of(self, fleet: Fleet, hidden: list[Tensor]) -> Tensor:
+        """Means and central moments of every hidden feature, [clients, layers, order, width]."""
+        real = fleet.graph.real
+        return torch.stack([central_moments(layer, real, self.order) for layer in hidden], dim=1)
+
+
+def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:
+    """What the hidden layers say in training mode, and the logits; of some architectures only the last is known."""
+    if isinstance(fleet.model, OrthoGCN):
+        return fleet.model.outputs(weights, fleet.graph, fleet.random)
+    output = fleet.forward(weights)
+    return [output.embedding], output.logits
+
+
+def central_moments(hidden: Tensor, real: Tensor, order: int) -> Tensor:
+    """The mean and the central moments from 2 to `order` over the nodes of each client, [clients, order, width]."""
+    real = real.unsqueeze(2)
+    count = real.sum(1)
+    mean = (hidden * real).sum(1) / count
+    away = (hidden - mean.unsqueeze(1)) * real
+    moments, power = [mean], away
+    for _ in range(2, order + 1):
+        power = power * away
+        moments.append(power.sum(1) / count)
+    return torch.stack(moments, dim=1)
+
+
+def moments_around(point: Tensor, own: Tensor) -> Tensor:
+    """Moments from 2 on around another point than the own mean: a binomial sum of central ones, exact."""
+    shift = own[:, :, 0] - point
+    central = [torch.ones_like(shift), torch.zeros_like(shift), *own[:, :, 1:].unbind(2)]
+    moments = [
+        sum((math.comb(order, k) * shift ** (order - k) * central[k] for k in range(order)), central[order])
+        for order in range(2, len(central))
+    ]
+    return torch.stack(moments, dim=2)
+
+
+def discrepancy(own: Tensor, target: Tensor, span: Tensor) -> Tensor:
+    """Eq. 11: distances of means and moments, each in units of the span to its order, summed over layers.
+
+    A norm has gradient 0 at 0, which one client alone meets exactly.
+    """
+    orders = torch.arange(1, own.shape[2] + 1, device=own.device)
+    distances: Tensor = torch.linalg.vector_norm(own - target, dim=3)
+    return (distances / span.unsqueeze(2) ** orders).sum((1, 2))

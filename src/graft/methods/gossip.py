@@ -1,0 +1,77 @@
+"""Segmented gossip. Hu, Jiang and Wang: Decentralized federated learning: a segmented gossip approach. Workshop on
+Federated Machine Learning at IJCAI 2019."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.errors import InputError
+from graft.method import step
+from graft.peers import PeerMethod, Peers, drawn, equal_links, everyone_else, mixed
+from graft.weights import Tree, grow, leaves, trainable
+
+if TYPE_CHECKING:
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class Gossip(PeerMethod):
+    """Peers cut their models into segments and pull each of them from others, drawn anew every time.
+
+    One segment and one source is plain gossip. Votes are those of the experiment (weight_by). Buffers stay with their
+    owner.
+    """
+
+    segments: int = 10  # S: into how many a model is cut
+    sources: int = 2  # R: from how many others a segment is pulled; 0 is local training
+
+    def __post_init__(self) -> None:
+        if self.segments < 1:
+            raise InputError(f"segments is {self.segments}; it must be at least 1.")
+        if self.sources < 0:
+            raise InputError(f"sources is {self.sources}; it must be at least 0.")
+
+    def round(self, peers: Peers) -> None:  # type: ignore[override]
+        peers.do(self.train)
+        peers.exchange(self.cut, self.assemble, along=self.pull)
+
+    @step
+    def cut(self, fleet: Fleet) -> dict[str, Tensor]:
+        """Send the trained model in segments, and with each of them the own vote."""
+        parts = trainable(fleet.state.trained, fleet.model.frozen)
+        vector = torch.cat([leaf.reshape(len(leaf), -1) for _, leaf in leaves(parts)], 1)
+        count = self.number_of_segments(fleet)
+        # All are of one length; the last one ends with zeros that nobody reads.
+        segments = functional.pad(vector, (0, -vector.shape[1] % count)).view(len(vector), count, -1)
+        return {"segments": segments, "vote": fleet.weight.float().unsqueeze(1).expand(-1, count)}
+
+    @step
+    def pull(self, fleet: Fleet) -> dict[str, Tensor]:
+        """Whom to ask for each segment."""
+        others = everyone_else(fleet).unsqueeze(1).expand(-1, self.number_of_segments(fleet), -1)
+        return {"links": equal_links(fleet, drawn(fleet.random, others, self.sources))}
+
+    @step
+    def assemble(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Take the mean of what was heard of each segment, and of the own, by votes."""
+        votes = inbox.sent.vote[0].T  # [segments, senders]
+        heard = inbox.links != 0
+        counted = (heard if heard.dim() == 3 else heard.unsqueeze(1)) * votes
+        shares = counted / counted.sum(2, keepdim=True)
+        vector = mixed({"segments": inbox.sent.segments}, shares).segments.flatten(1)
+        model, place = dict(leaves(fleet.state.trained)), 0
+        for path, leaf in leaves(trainable(fleet.state.trained, fleet.model.frozen)):
+            model[path] = vector[:, place : place + leaf[0].numel()].view_as(leaf)
+            place += leaf[0].numel()
+        fleet.state.model = grow(model)
+        return {}
+
+    def number_of_segments(self, fleet: Fleet) -> int:
+        """As many as wished, but none without a weight."""
+        weights: int = sum(leaf[0].numel() for _, leaf in leaves(trainable(fleet.state.trained, fleet.model.frozen)))
+        return min(self.segments, weights)

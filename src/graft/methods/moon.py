@@ -1,0 +1,71 @@
+"""MOON. Li, He and Song: Model-contrastive federated learning. CVPR 2021."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.errors import InputError
+from graft.losses import Nodes, mean_over, nodes_of
+from graft.method import step
+from graft.methods.fedavg import FedAvg
+from graft.weights import Tree, Weights
+
+if TYPE_CHECKING:
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class MOON(FedAvg):
+    """FedAvg that wants every embedding nearer to the received model's than to that of the client's own last model.
+
+    A client that has not trained before has no last model, and then no such wish.
+    """
+
+    mu: float = 1.0  # weight of the contrast; 0 is FedAvg
+    temperature: float = 0.5  # tau: divides the cosines
+    nodes: Nodes = "all"  # whose embeddings are contrasted: those of all nodes, or of the training nodes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < float("inf"):
+            raise InputError(f"mu is {self.mu}; it must be at least 0.")
+        if not 0 < self.temperature < float("inf"):
+            raise InputError(f"temperature is {self.temperature}; it must be above 0.")
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        fleet.state.trained = torch.zeros(len(fleet.clients), dtype=torch.bool, device=fleet.device)
+
+    @step
+    def train(self, fleet: Fleet, model: Weights) -> Tree:
+        backwards = self.backwards(fleet, model)
+        fleet.state.model = fleet.fit(model, lambda weights: self.contrastive_loss(fleet, weights, backwards))
+        fleet.state.trained = torch.ones_like(fleet.state.trained)
+        return Tree(model=fleet.state.model, weight=fleet.weight)
+
+    def backwards(self, fleet: Fleet, received: Weights) -> Tensor:
+        """For every node the way from the received model's embedding to the last model's, both of length one."""
+        ahead, behind = (unit(fleet.predict(model).embedding) for model in (received, fleet.state.model))
+        trained: Tensor = fleet.state.trained
+        return (behind - ahead) * trained.view(-1, 1, 1)
+
+    def contrastive_loss(self, fleet: Fleet, weights: Weights, backwards: Tensor) -> Tensor:
+        output = fleet.forward(weights)
+        contrast = mean_over(self.contrast(output.embedding, backwards), nodes_of(fleet, self.nodes))
+        return fleet.cross_entropy(output.logits) + self.mu * contrast
+
+    def contrast(self, embedding: Tensor, backwards: Tensor) -> Tensor:
+        """-log(e^a / (e^a + e^b)) = log(1 + e^(b - a)) of the cosines a and b over the temperature, node by node.
+
+        Written with b - a, so that two equal references give no gradient at all, not even a rounding error.
+        """
+        return functional.softplus((unit(embedding) * backwards).sum(2) / self.temperature)
+
+
+def unit(embedding: Tensor) -> Tensor:
+    """Embeddings at length one; one that is all zero, as after a ReLU, stays so."""
+    return functional.normalize(embedding, dim=2, eps=1e-8)

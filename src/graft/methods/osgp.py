@@ -1,0 +1,91 @@
+"""SGP and OSGP. Assran, Loizou, Ballas and Rabbat: Stochastic gradient push for distributed deep learning.
+ICML 2019."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.method import step
+from graft.peers import PeerMethod, Peers, heard_from, mixed
+from graft.topologies import Topology
+from graft.weights import Tree, broadcast, difference, grow, leaves, map_tree, shifted, trainable
+
+if TYPE_CHECKING:
+    from graft.fleet import Fleet
+
+LEAST = 1e-8  # a mass below this is too small to divide by
+
+
+@dataclass(frozen=True)
+class OSGP(PeerMethod):
+    """Peers give parts of their models away, and with them parts of a mass that says how much of a model is left.
+
+    What a peer holds is a sum; its model is the sum divided by the mass. Whoever was given more than others has a
+    larger sum and a larger mass, so all models tend to the plain mean although links go one way only. Peers train
+    their models for the experiment's epochs, and their sums move along in proportion to the mass.
+    """
+
+    delay: int = 1  # tau: in how many rounds a message arrives; 0 is SGP, where all wait for it
+    fan_out: int = 1  # to how many peers a message goes in a round
+
+    def __post_init__(self) -> None:
+        if self.delay < 0:
+            raise InputError(f"delay is {self.delay}; it must be at least 0.")
+        if self.fan_out < 1:
+            raise InputError(f"fan_out is {self.fan_out}; it must be at least 1.")
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        mass = torch.ones(len(fleet.clients), device=fleet.device)
+        fleet.state.held = Tree(sum=trainable(fleet.state.model, frozenset()), mass=mass)
+        if self.delay:  # what was sent to a peer but has not arrived yet, the next to arrive first
+            fleet.state.coming = map_tree(
+                lambda leaf: leaf.new_zeros(len(leaf), self.delay, *leaf.shape[1:]), fleet.state.held
+            )
+
+    def round(self, peers: Peers) -> None:  # type: ignore[override]
+        peers.do(self.train)
+        peers.exchange(self.push, self.gather, along=Topology("exponential", {"k": self.fan_out}, mixing="push"))
+
+    @step
+    def train(self, fleet: Fleet) -> dict[str, Tensor]:
+        super().train(fleet)
+        state = fleet.state
+        move = difference(state.trained, state.model)
+        move = map_tree(lambda leaf: leaf * broadcast(state.held.mass, leaf), move)
+        state.held = Tree(sum=shifted(state.held.sum, move), mass=state.held.mass)
+        return {}
+
+    @step
+    def push(self, fleet: Fleet) -> Tree:
+        """Send sum and mass; the weight of a link says which part of them goes along it."""
+        return fleet.state.held  # type: ignore[no-any-return]
+
+    @step
+    def gather(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Keep the own part, and add what arrives."""
+        others = heard_from(fleet, inbox)
+        kept = mixed(inbox.sent, inbox.links * ~others)
+        given = mixed(inbox.sent, inbox.links * others)
+        arrived = given
+        if self.delay:
+            queue = map_tree(lambda leaf, new: torch.cat([leaf, new.unsqueeze(1)], 1), fleet.state.coming, given)
+            arrived = map_tree(lambda leaf: leaf[:, 0], queue)
+            fleet.state.coming = map_tree(lambda leaf: leaf[:, 1:].contiguous(), queue)
+        fleet.state.held = map_tree(torch.add, kept, arrived)
+        fleet.state.model = grow({**dict(leaves(fleet.state.trained)), **dict(leaves(self.divided(fleet)))})
+        return {}
+
+    def divided(self, fleet: Fleet) -> Tree:
+        """Sums by masses; who has next to no mass keeps the model it had."""
+        mass, old = fleet.state.held.mass, trainable(fleet.state.model, frozenset())
+
+        def quotient(sums: Tensor, before: Tensor) -> Tensor:
+            return torch.where(broadcast(mass >= LEAST, sums), sums / broadcast(mass.clamp(min=LEAST), sums), before)
+
+        return map_tree(quotient, fleet.state.held.sum, old)  # type: ignore[no-any-return]

@@ -1,0 +1,102 @@
+"""PENS. Onoszko, Karlsson, Mogren and Zec: Decentralized federated learning of deep neural networks on non-iid data.
+Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML 2021."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.errors import InputError
+from graft.losses import mean_over
+from graft.method import step
+from graft.peers import PeerMethod, Peers, drawn, equal_links, everyone_else, heard_from, mixed
+from graft.weights import Tree, Weights, take
+
+if TYPE_CHECKING:
+    from graft.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class PENS(PeerMethod):
+    """Peers try the models of others on their own data, and in the end mix with those that did well more often than
+    by chance.
+
+    The original is asynchronous: models are pushed and wait for their recipient. Here all pull at once.
+    """
+
+    sampled: int = 10  # n_s: how many models a peer tries in a round of the first phase
+    chosen: int = 2  # m: how many of them it takes, and how many others it mixes with in the second phase
+    first_phase: float = 0.2  # the share of all rounds in which models are tried
+    judge: Literal["train", "val"] = "train"  # the nodes whose loss says how good a model is
+
+    def __post_init__(self) -> None:
+        for name in ("sampled", "chosen"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        if not 0 <= self.first_phase <= 1:
+            raise InputError(f"first_phase is {self.first_phase}; it must be a share from 0 to 1.")
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        never = torch.zeros(len(fleet.clients), fleet.federation, device=fleet.device)
+        fleet.state.tried = never  # how often each peer was heard in the first phase
+        fleet.state.taken = torch.zeros_like(never)  # and how often its model was among the best
+
+    def round(self, peers: Peers) -> None:  # type: ignore[override]
+        peers.do(self.train)
+        if peers.round <= self.first_phase * peers.rounds:
+            peers.exchange(self.share, self.try_out, along=self.sample)
+        else:
+            peers.exchange(self.share, self.mix, along=self.choose)
+
+    @step
+    def sample(self, fleet: Fleet) -> dict[str, Tensor]:
+        """Whose models to try."""
+        return {"links": equal_links(fleet, drawn(fleet.random, everyone_else(fleet), self.sampled))}
+
+    @step
+    def try_out(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Take the mean of the own model and of those with the least loss on the own nodes."""
+        heard = heard_from(fleet, inbox)
+        heard &= heard.cumsum(1) <= self.sampled  # a topology of the experiment's may have brought more
+        losses = self.losses(fleet, inbox.sent.model, heard)
+        # Senders are in the order of their numbers, so of two that are equal the lower number is taken.
+        best = heard & (losses.argsort(dim=1, stable=True).argsort(dim=1) < self.chosen)
+        kept = best | (inbox.senders == fleet.numbers.unsqueeze(1))
+        fleet.state.model = mixed(inbox.sent.model, kept / kept.sum(1, keepdim=True))
+        fleet.state.tried = fleet.state.tried.scatter_add(1, inbox.senders, heard.float())
+        fleet.state.taken = fleet.state.taken.scatter_add(1, inbox.senders, best.float())
+        return {}
+
+    def losses(self, fleet: Fleet, models: Weights, heard: Tensor) -> Tensor:
+        """The loss of every model that was heard on the own nodes, [peers, senders]; infinite for the others."""
+        found = torch.full(heard.shape, torch.inf, device=heard.device)
+        # Peers hear different models, so each tries its first, then its second, and so on.
+        order = heard.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+        for one in order[:, : min(self.sampled, heard.shape[1] - 1)].unbind(1):
+            loss = self.judged(fleet, take(take(models, 0), one))
+            known = heard.gather(1, one.unsqueeze(1))
+            found = found.scatter(1, one.unsqueeze(1), torch.where(known, loss.unsqueeze(1), torch.inf))
+        return found
+
+    def judged(self, fleet: Fleet, model: Weights) -> Tensor:
+        logits = fleet.predict(model).logits
+        per_node = functional.cross_entropy(logits.transpose(1, 2), fleet.labels.classes, reduction="none")
+        return mean_over(per_node, fleet.labels.masks[:, 0 if self.judge == "train" else 1])
+
+    @step
+    def choose(self, fleet: Fleet) -> dict[str, Tensor]:
+        """Whom to mix with: some of the peers whose models were taken more often than by chance."""
+        good = self.good(fleet)
+        candidates = torch.where(good.any(1, keepdim=True), good, everyone_else(fleet))
+        return {"links": equal_links(fleet, drawn(fleet.random, candidates, self.chosen))}
+
+    def good(self, fleet: Fleet) -> Tensor:
+        """Whose models were taken more often than by chance, [peers, federation]."""
+        tried = max(1, min(self.sampled, fleet.federation - 1))
+        good: Tensor = fleet.state.taken > fleet.state.tried * (min(self.chosen, tried) / tried)
+        return good

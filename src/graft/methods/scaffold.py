@@ -1,0 +1,119 @@
+"""SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich and Suresh: SCAFFOLD: stochastic controlled averaging for federated
+learning. ICML 2020."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.method import step
+from graft.methods.fedavg import FedAvg
+from graft.weights import Tree, Weights, grow, inner_product, leaves, map_tree, trainable, weighted_mean
+
+if TYPE_CHECKING:
+    from graft.exchange import Clients, Server
+    from graft.fleet import Fleet
+
+Average = Literal["uniform", "votes"]
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(FedAvg):
+    """FedAvg whose local steps leave out the gradient that is a client's own and put everyone's in its place.
+
+    What is a client's own is kept as its control, of the shape of the model. The server's control is the mean over
+    all clients, those included that never took part.
+    """
+
+    server_step: float = 1.0  # eta_g: how far the server goes from its model to the mean of the clients'
+    # A client's new control: its gradient at the model it received (option I), or the mean of its local steps (option
+    # II), which are gradients with SGD alone; "auto" takes the steps with SGD and the gradient with Adam.
+    control: Literal["auto", "gradient", "steps"] = "auto"
+    average: Average = "uniform"  # every client counts alike, in models and controls, or by its vote (weight_by)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.server_step < float("inf"):
+            raise InputError(f"server_step is {self.server_step}; it must be above 0.")
+
+    def start_server(self, server: Server) -> None:
+        super().start_server(server)
+        server.state.control = nothing(server.state.model, server.models[0].frozen)
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        fleet.state.control = nothing(fleet.state.model, fleet.model.frozen)
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train, Tree(model=server.state.model, control=server.state.control))
+        mean = weighted_mean(replies.model, replies.weight)
+        server.state.model = towards(server.state.model, mean, self.server_step, server.models[0].frozen)
+        change = weighted_mean(replies.change, replies.weight)
+        server.state.control = add_share(server.state.control, change, len(replies) / server.clients)
+
+    @step
+    def train(self, fleet: Fleet, received: Weights) -> Tree:
+        start, own = received["model"], fleet.state.control
+        correction = map_tree(torch.sub, received["control"], own)
+        model = fleet.fit(start, lambda weights: self.loss(fleet, weights, start) + inner_product(weights, correction))
+        if self.by_gradient(fleet):
+            control = self.gradient(fleet, start)
+        else:
+            control = mean_gradient(fleet, start, model, correction)
+        change = map_tree(torch.sub, control, own)
+        # The server adds this change too; adding it here as well keeps the rounding of both sides the same.
+        fleet.state.model, fleet.state.control = model, map_tree(torch.add, own, change)
+        return Tree(model=model, change=change, weight=votes(fleet, self.average))
+
+    def by_gradient(self, fleet: Fleet) -> bool:
+        # The mean step of Adam is near 1 in every coordinate, whatever the gradient is.
+        return self.control == "gradient" or (self.control == "auto" and fleet.training.optimizer == "adam")
+
+    def gradient(self, fleet: Fleet, weights: Weights) -> Tree:
+        """The gradient at some weights, without dropout, weight decay included as it is in every local step."""
+        tree = map_tree(lambda leaf: leaf.detach().clone(), weights)
+        trained = dict(leaves(trainable(tree, fleet.model.frozen)))
+        for leaf in trained.values():
+            leaf.requires_grad_()
+        loss = fleet.cross_entropy(fleet.model(tree, fleet.graph).logits)
+        found = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
+        decay = fleet.training.weight_decay
+        with torch.no_grad():
+            return grow(
+                {
+                    path: torch.zeros_like(leaf) if gradient is None else gradient + decay * leaf
+                    for (path, leaf), gradient in zip(trained.items(), found, strict=True)
+                }
+            )
+
+
+def nothing(model: Weights, frozen: frozenset[str]) -> Tree:
+    """Zeros for everything in a model that is trained."""
+    return map_tree(torch.zeros_like, trainable(model, frozen))  # type: ignore[no-any-return]
+
+
+def votes(fleet: Fleet, average: Average) -> Tensor:
+    return fleet.weight if average == "votes" else torch.ones_like(fleet.size)
+
+
+def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weights) -> Tree:
+    """Option II: the mean gradient, weight decay included, that SGD followed from start to end beside a correction."""
+    length = fleet.training.epochs * fleet.training.learning_rate
+    before, after = (trainable(weights, fleet.model.frozen) for weights in (start, end))
+    return map_tree(  # type: ignore[no-any-return]
+        lambda first, last, corrected: (first - last) / length - corrected, before, after, correction
+    )
+
+
+def add_share(total: Weights, mean: Weights, share: float) -> Tree:
+    """A mean over all clients after a share of them changed by some mean; exact where all votes are equal."""
+    return map_tree(lambda leaf, change: leaf + share * change, total, mean)  # type: ignore[no-any-return]
+
+
+def towards(start: Weights, end: Weights, share: float, frozen: frozenset[str]) -> Tree:
+    """Go a share of the way from one model to another; buffers are the other's."""
+    moved = dict(leaves(trainable(start, frozen)))
+    return grow({path: torch.lerp(moved[path], leaf, share) if path in moved else leaf for path, leaf in leaves(end)})

@@ -1,0 +1,106 @@
+"""Orthogonal graph convolutional network (Guo, Zhou, Hu, Li, Chang and Wang: Orthogonal graph neural networks.
+AAAI 2022), in the layout that FedOMD trains: a graph convolution, orthogonal layers, a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from graft.graph import FleetGraph
+from graft.models.architecture import LayeredModel, Output, glorot, linear, project, shifted
+from graft.randomness import Stream
+from graft.weights import Tree, Weights
+
+
+@dataclass(frozen=True)
+class OrthoGCN(LayeredModel):
+    """`depth` layers whose matrices are made orthogonal on the way forward, after a plain one from the features.
+
+    What is trained and averaged are the raw matrices: a mean of orthogonal ones would not be orthogonal.
+    """
+
+    orthogonal: bool = True  # off: plain graph convolutions in their place
+    newton_steps: int = 4  # towards the nearest orthogonal matrix; with 2 it is still far off
+    hybrid: float = 0.2  # share of the trained matrix in what is made orthogonal; the rest is the identity
+    center: bool = False  # subtract each row's mean first, after which no square matrix can become orthogonal
+    orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
+
+    kind: ClassVar[str] = "ortho_gcn"
+
+    @property
+    def hidden(self) -> int:
+        return self.depth + 1
+
+    def start(self, generator: torch.Generator) -> Tree:
+        weights = super().start(generator)
+        if self.orthogonal_start:
+            # No hybrid with the identity makes this one well-conditioned, so it takes more steps, but only once.
+            weights.layer0.weight = orthogonalised(weights.layer0.weight, steps=20)
+        if self.orthogonal:
+            for index in range(1, self.hidden):
+                del weights[f"layer{index}"]["bias"]
+        return weights
+
+    def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
+        hidden, logits = self.outputs(weights, graph, random)
+        return Output(hidden[-1], logits)
+
+    def outputs(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> tuple[list[Tensor], Tensor]:
+        """What every hidden layer says, after the activation and before dropout, and the logits."""
+        hidden = [torch.relu(self.layer(weights["layer0"], graph, graph.features))]
+        for index in range(1, self.hidden):
+            inputs = self.drop(hidden[-1], random)
+            hidden.append(torch.relu(self.inner(weights[f"layer{index}"], graph, inputs)))
+        inputs = self.drop(hidden[-1], random)
+        last = linear(inputs, weights["head"]) if self.head == "linear" else self.layer(weights["head"], graph, inputs)
+        return hidden, last
+
+    def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+        return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
+
+    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+        return shifted(graph.normalised @ project(hidden, weights["weight"]), weights)
+
+    def inner(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
+        """A layer between the first and the head."""
+        if not self.orthogonal:
+            return self.layer(weights, graph, hidden)
+        return graph.normalised @ project(hidden, self.effective(weights["weight"]))
+
+    def effective(self, weight: Tensor) -> Tensor:
+        """The matrix that an orthogonal layer applies."""
+        identity = torch.eye(weight.shape[-1], dtype=weight.dtype, device=weight.device)
+        mixed = self.hybrid * weight + (1 - self.hybrid) * identity
+        if self.center:
+            mixed = mixed - mixed.mean(-1, keepdim=True)
+        return orthogonalised(mixed, self.newton_steps)
+
+    def inner_weights(self, weights: Weights) -> Tensor:
+        """The raw matrices of the orthogonal layers, [clients, layers, width, width]; none where they are plain."""
+        layers = range(1, self.hidden) if self.orthogonal else ()
+        if not layers:
+            first: Tensor = weights["layer0"]["weight"]
+            return first.new_zeros(len(first), 0, self.width, self.width)
+        return torch.stack([weights[f"layer{index}"]["weight"] for index in layers], dim=1)
+
+
+def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
+    """Newton's iteration towards the orthogonal factor U V^T of U S V^T, for a matrix no wider than it is tall.
+
+    The first line bounds all singular values by 1, where the iteration converges. It keeps correcting itself, unlike
+    the form that iterates on a separate inverse root, which was seen to diverge in single precision.
+    """
+    current: Tensor = matrix / torch.linalg.matrix_norm(matrix.mT @ matrix, keepdim=True).sqrt()
+    for _ in range(steps):
+        current = 1.5 * current - 0.5 * current @ (current.mT @ current)
+    return current
+
+
+def departure(matrices: Tensor) -> Tensor:
+    """How far square matrices are from orthogonal: ||W W^T - I||_F, not squared; its gradient at 0 is 0."""
+    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    distance: Tensor = torch.linalg.matrix_norm(matrices @ matrices.mT - identity)
+    return distance

@@ -1,0 +1,382 @@
+"""FedLIT: the cases of its sheet."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from graft.data.graphs import clean
+from graft.errors import InputError
+from graft.exchange import Replies, Server
+from graft.fleet import initial
+from graft.graph import lay_out
+from graft.methods.fedavg import FedAvg
+from graft.methods.fedlit import (
+    Channels,
+    FedLIT,
+    first_centroids,
+    match,
+    means_of_types,
+    nearest_types,
+    ordered,
+    views,
+)
+from graft.randomness import streams
+from graft.weights import Tree, count_bytes, map_tree, stack, take
+from tests.toy import gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup
+
+CPU = torch.device("cpu")
+
+
+def graph_of(edges, nodes, features=None):
+    features = np.ones((nodes, 1)) if features is None else features
+    return lay_out([clean("small", features, np.array(edges).T, np.zeros(nodes, int), 1)], CPU)
+
+
+def triangle():
+    """Three nodes that stand at 1, -1 and 3, all linked: the edges are (1, -1), (1, 3) and (-1, 3)."""
+    return graph_of([(0, 1), (0, 2), (1, 2)], 3), torch.tensor([[[1.0], [-1.0], [3.0]]])
+
+
+def by_edge(graph, values):
+    """One value for every pair of nodes."""
+    rows, columns = graph.neighbours.row_of.tolist(), graph.neighbours.columns.tolist()
+    return {(row, column): value for row, column, value in zip(rows, columns, values.tolist(), strict=True)}
+
+
+def test_edges_go_to_the_centroid_in_their_direction_and_centroids_to_the_mean_of_their_edges():
+    graph, nodes = triangle()
+    centroids = torch.tensor([[[1.0, 1.0], [1.0, -1.0]]])
+    kinds = nearest_types(graph, nodes, centroids)
+    assert by_edge(graph, kinds) == {(0, 1): 1, (1, 0): 1, (0, 2): 0, (2, 0): 0, (1, 2): 0, (2, 1): 0}
+    assert means_of_types(graph, nodes, kinds, centroids).tolist() == [[[0.0, 3.0], [1.0, -1.0]]]
+    far = torch.tensor([[[100.0, 100.0], [0.1, -0.1]]])  # how long a centroid is says nothing
+    assert torch.equal(nearest_types(graph, nodes, far), kinds)
+    other = torch.tensor([[[1.0, 1.0], [-1.0, 1.0]]])
+    assert not torch.equal(nearest_types(graph, nodes, other), kinds)
+
+
+def test_cosine_of_edges_is_that_of_their_nodes_side_by_side():
+    graph = lay_out(toy_graphs(), CPU)
+    generator = torch.Generator().manual_seed(0)
+    nodes = torch.randn(3, 12, 4, generator=generator)
+    centroids = torch.randn(3, 3, 8, generator=generator)
+    rows, columns = graph.neighbours.row_of, graph.neighbours.columns.long()
+    edges = torch.cat(
+        [nodes.flatten(0, 1)[torch.minimum(rows, columns)], nodes.flatten(0, 1)[torch.maximum(rows, columns)]], 1
+    )
+    cosines = torch.nn.functional.cosine_similarity(edges.unsqueeze(1), centroids[rows // 12], dim=2)
+    kinds = nearest_types(graph, nodes, centroids)
+    assert torch.equal(kinds, cosines.argmax(1))
+    wanted = torch.stack(
+        [
+            torch.stack([edges[(rows // 12 == client) & (kinds == kind)].mean(0) for kind in range(3)])
+            for client in range(3)
+        ]
+    )
+    torch.testing.assert_close(means_of_types(graph, nodes, kinds, centroids), wanted)
+
+
+def test_both_directions_of_an_edge_are_of_one_type_and_every_edge_is_in_one_view():
+    graph = lay_out(toy_graphs(), CPU)
+    nodes = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(0))
+    kinds = nearest_types(graph, nodes, torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(kinds, kinds[graph.neighbours.crossing])
+    assert set(kinds.tolist()) == {0, 1, 2}
+    parts = [view.neighbours.values for view in views(graph, kinds, 3)]
+    assert torch.equal(torch.stack(parts).sum(0), torch.ones(graph.neighbours.entries))
+    assert all(set(part.tolist()) == {0.0, 1.0} for part in parts)
+
+
+def test_cluster_without_edges_keeps_its_centroid():
+    graph, nodes = triangle()
+    before = torch.tensor([[[0.0, 1.0], [0.0, -5.0], [7.0, 7.0]]])
+    kinds = torch.zeros(6, dtype=torch.int64)
+    moved = means_of_types(graph, nodes, kinds, before)
+    assert moved[0, 0].tolist() == pytest.approx([1 / 3, 5 / 3])
+    assert torch.equal(moved[:, 1:], before[:, 1:])
+
+
+def test_two_bunches_of_edges_are_found_whoever_is_drawn_first():
+    # Edges among 0 to 3 stand near (10, 10), edges among 4 to 7 near (-10, 10).
+    edges = [(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7), (4, 7)]
+    x = np.array([[10, 1], [10.5, 0], [9.5, 0], [10, -1], [-10, 1], [-10.5, 0], [-9.5, 0], [-10, -1]])
+    graph, nodes = graph_of(edges, 8, x), torch.tensor(x, dtype=torch.float32).unsqueeze(0)
+    for seed in range(10):
+        found = first_centroids(graph, nodes, streams(CPU, seed, [0]), 2)
+        kinds = by_edge(graph, nearest_types(graph, nodes, found))
+        assert {kinds[edge] for edge in edges[:3]} == {kinds[0, 1]}
+        assert {kinds[edge] for edge in edges[3:]} == {1 - kinds[0, 1]}
+        means = [np.mean([[*x[a], *x[b]] for a, b in part], axis=0) for part in (edges[:3], edges[3:])]
+        torch.testing.assert_close(found[0, kinds[0, 1]], torch.tensor(means[0], dtype=torch.float32))
+
+
+def test_fewer_edges_than_types_and_none_at_all():
+    graph = graph_of([(0, 1)], 3)
+    nodes = torch.tensor([[[1.0], [2.0], [3.0]]])
+    assert first_centroids(graph, nodes, streams(CPU, 0, [0]), 3).tolist() == [[[1.0, 2.0]] * 3]
+    pair = lay_out([toy_graph(9), toy_graph(8, edgeless=True)], CPU)
+    found = first_centroids(pair, torch.ones(2, 9, 2), streams(CPU, 0, [0, 1]), 2)
+    assert torch.equal(found[0, 0], torch.ones(4))
+    assert not found[1].any()
+
+
+def test_centroids_are_matched_by_the_highest_cosine_first_and_not_the_other_way_round():
+    groups = torch.eye(3)
+    # Cluster 0 belongs to group 1, 1 to 2 and 2 to 0; read the other way round it would be 2, 0, 1.
+    turned = torch.eye(3)[[1, 2, 0]]
+    assert match(turned.unsqueeze(0), groups).tolist() == [[1, 2, 0]]
+    # Both clusters like group 0 best; the one that likes it more gets it.
+    rivals = torch.tensor([[[0.8, 0.6, 0.0], [1.0, 0.1, 0.0], [0.0, 0.0, 1.0]]])
+    assert match(rivals, groups).tolist() == [[1, 0, 2]]
+    tied = torch.ones(1, 3, 3)
+    assert match(tied, groups).tolist() == [[0, 1, 2]]
+
+
+class Told:
+    """Clients that answer what they were told to, and remember what they were sent."""
+
+    def __init__(self, replies):
+        self.members = list(range(len(replies)))
+        self.replies = replies
+
+    def ask(self, step, each):  # noqa: ARG002
+        self.sent = each
+        return Replies([(self.members, stack(self.replies))])
+
+
+def told_round(method, server, models, weights=(1, 1), present=None, trained=None):
+    all_there = [[True] * method.types] * len(models)
+    present, trained = present or all_there, trained or all_there
+    replies = [
+        Tree(
+            model=model,
+            weight=torch.tensor(weight),
+            present=torch.tensor(here),
+            trained=torch.tensor(taught, dtype=torch.int64),
+        )
+        for model, weight, here, taught in zip(models, weights, present, trained, strict=True)
+    ]
+    clients = Told(replies)
+    method.round(server, clients)
+    return clients
+
+
+def small_server(method, clients=2):
+    model = toy_setup(method).models[0]
+    server = Server(model, [model] * clients, clients, 0, CPU, lambda name: model)  # noqa: ARG005
+    method.start_server(server)
+    return server, method.network(model)
+
+
+def test_swapped_clusters_are_averaged_after_they_are_swapped_back():
+    method = FedLIT(types=2)
+    server, network = small_server(method)
+    first, second = (take(random_weights(network, seed=seed), 0) for seed in (1, 2))
+    first.centroids = torch.eye(2, 16)
+    second.centroids = torch.eye(2, 16).flip(0)
+    told_round(method, server, [first, second], weights=(3, 1))
+    assert server.state.groups.tolist() == [[0, 1], [1, 0]]
+    back = ordered(second, torch.tensor([1, 0]))
+    wanted = map_tree(lambda one, other: (one + other) / 2, first.channels, back.channels)
+    assert gap(server.state.model.channels, wanted) < 1e-6
+    assert torch.equal(server.state.model.centroids, first.centroids)
+    crossed = map_tree(lambda one, other: (one + other) / 2, first.channels, second.channels)
+    assert gap(server.state.model.channels, crossed) > 1e-2
+    # The parts that have no type are weighted by what clients say they weigh.
+    shared = map_tree(lambda one, other: (3 * one + other) / 4, first.head, second.head)
+    assert gap(server.state.model.head, shared) < 1e-6
+    # In the next round each is sent the channels in its own order, and nobody else's.
+    model = server.state.model
+    clients = told_round(method, server, [first, second])
+    assert same(clients.sent[0].model, model)
+    assert same(clients.sent[1].model, ordered(model, torch.tensor([1, 0])))
+    assert not same(clients.sent[1].model, model)
+
+
+def test_only_clusters_with_training_nodes_train_a_channel_and_only_those_with_edges_a_centre():
+    method = FedLIT(types=2)
+    server, network = small_server(method)
+    first, second = (take(random_weights(network, seed=seed), 0) for seed in (1, 2))
+    first.centroids, second.centroids = torch.eye(2, 16), 3 * torch.eye(2, 16)
+    before = server.state.model
+    told_round(
+        method,
+        server,
+        [first, second],
+        present=[[True, True], [True, False]],
+        trained=[[0, 0], [2, 0]],
+    )
+    model = server.state.model
+    assert same(take(model.channels, 0), take(second.channels, 0))  # the first client has no label there
+    assert same(take(model.channels, 1), take(before.channels, 1))  # nobody has
+    assert model.centroids[0, 0] == 2
+    assert model.centroids[1, 1] == 1
+
+
+def test_client_without_edges_is_not_the_one_that_others_are_matched_to():
+    method = FedLIT(types=2)
+    server, network = small_server(method)
+    first, second = (take(random_weights(network, seed=seed), 0) for seed in (1, 2))
+    first.centroids, second.centroids = torch.zeros(2, 16), torch.eye(2, 16)
+    told_round(method, server, [first, second], present=[[False, False], [True, True]])
+    assert torch.equal(server.state.model.centroids, torch.eye(2, 16))
+    server, _ = small_server(method)
+    told_round(method, server, [first, first], present=[[False, False], [False, False]])
+    assert not server.state.known
+    assert not server.state.model.centroids.any()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_one_type_is_fedavg_of_the_network_with_one_channel(dropout):
+    settings = {"dropout": dropout, "weight_by": "uniform"}
+    method = FedLIT(types=1)
+    ours = play(toy_setup(method, **settings), rounds=3)
+    network = Channels(6, 3, 2, 8, dropout, types=1)
+    wanted = play(toy_setup(FedAvg(), models=network, **settings), rounds=3)
+    for part in ("projection", "channels", "head"):
+        assert gap(ours.server.state.model[part], wanted.server.state.model[part]) < 1e-6
+    by_nodes = play(toy_setup(FedAvg(), models=network, dropout=dropout), rounds=3)
+    assert gap(ours.server.state.model.channels, by_nodes.server.state.model.channels) > 1e-4
+
+
+def test_one_client_and_its_server_have_the_same_model():
+    played = play(toy_setup(FedLIT(types=3), clients=1), rounds=1)
+    model = ordered(played.client(0).model, played.server.state.groups[0].argsort())
+    assert gap(played.server.state.model, model) < 1e-6
+    several = play(toy_setup(FedLIT(types=3)), rounds=1)
+    assert gap(several.server.state.model.head, several.client(0).model.head) > 1e-3
+
+
+@pytest.mark.parametrize("self_loops", [False, True])
+def test_network_is_the_sum_of_its_channels_worked_out_densely(self_loops):
+    network = Channels(6, 3, 2, 4, 0.0, types=2, self_loops=self_loops)
+    setup = toy_setup(FedLIT())
+    fleet = setup.fleet([1])
+    weights = random_weights(network, seed=3)
+    weights.centroids = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(2))
+    output = network(weights, fleet.graph)
+    model = take(weights, 0)
+    nodes = fleet.graph.features[0] @ model.projection.weight + model.projection.bias
+    kinds = by_edge(fleet.graph, nearest_types(fleet.graph, nodes.unsqueeze(0), weights.centroids))
+    assert set(kinds.values()) == {0, 1}
+    total = torch.zeros_like(nodes)
+    for kind in (0, 1):
+        adjacency = torch.zeros(len(nodes), len(nodes))
+        for (row, column), found in kinds.items():
+            adjacency[row, column] = found == kind
+        touched = (adjacency.sum(1) > 0) | self_loops
+        adjacency += self_loops * torch.eye(len(nodes))
+        scale = adjacency.sum(1).clamp(min=1).rsqrt()
+        adjacency = scale[:, None] * adjacency * scale
+        channel = map_tree(lambda leaf, kind=kind: leaf[kind], model.channels)
+        hidden = nodes @ channel.inner.weight + channel.inner.bias
+        for layer in (channel.layer0, channel.layer1):
+            hidden = torch.relu(adjacency @ hidden @ layer.weight + layer.bias)
+        total += hidden * touched[:, None]
+    torch.testing.assert_close(output.embedding[0], total)
+    torch.testing.assert_close(output.logits[0], total @ model.head.weight + model.head.bias)
+    isolated = output.logits[0, -1] - model.head.bias
+    assert bool(isolated.any()) is self_loops  # without a loop the classifier's bias decides
+
+
+def test_centroids_move_in_training_and_stand_still_in_evaluation():
+    setup = toy_setup(FedLIT(types=2))
+    fleet = setup.fleet([0, 1, 2])
+    setup.method.start_client(fleet)
+    weights = map_tree(torch.clone, fleet.state.model)
+    weights.centroids = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(0))
+    before = weights.centroids.clone()
+    fleet.predict(weights)
+    assert torch.equal(weights.centroids, before)
+    fleet.forward(weights)
+    assert not torch.equal(weights.centroids, before)
+    played = play(setup, rounds=1)
+    assert not torch.equal(played.client(0).model.centroids, fleet.state.model.centroids[0])
+
+
+def test_each_iteration_assigns_and_moves():
+    graph, nodes = triangle()
+    once, twice = (torch.tensor([[[1.0, 1.0], [1.0, -1.0]]]) for _ in range(2))
+    Channels(1, 1, em_iterations=1).cluster(once, graph, nodes, training=True)
+    assert once.tolist() == [[[0.0, 3.0], [1.0, -1.0]]]
+    Channels(1, 1, em_iterations=2).cluster(twice, graph, nodes, training=True)
+    kinds = nearest_types(graph, nodes, once)
+    assert torch.equal(twice, means_of_types(graph, nodes, kinds, once))
+
+
+def test_first_round_is_with_own_centroids_and_later_ones_with_the_servers():
+    setup = toy_setup(FedLIT(types=2), epochs=1, learning_rate=1e-12)
+    for known in (False, True):
+        fleet = setup.fleet([0, 1, 2])
+        setup.method.start_client(fleet)
+        own = fleet.state.model.centroids.clone()
+        sent = stack([initial(fleet.model, 0)] * 3)
+        sent.centroids = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(0))
+        nodes = fleet.graph.features @ sent.projection.weight + sent.projection.bias.unsqueeze(1)
+        begun = sent.centroids if known else own
+        wanted = means_of_types(fleet.graph, nodes, nearest_types(fleet.graph, nodes, begun), begun)
+        setup.method.train(fleet, Tree(model=sent, known=torch.tensor([known] * 3)))
+        torch.testing.assert_close(fleet.state.model.centroids, wanted)
+
+
+def test_clients_of_one_graph_in_different_orders_find_each_other():
+    """Two copies of a graph whose clusters begin in opposite orders end with one model between them."""
+    graph = toy_graph(12)
+    setup = toy_setup(FedLIT(types=2), graphs=[graph, graph], weight_decay=0.0)
+    fleet = setup.fleet([0, 1])
+    setup.method.start_client(fleet)
+    server, _ = small_server(setup.method)
+    own = take(fleet.state.model.centroids, torch.tensor([0, 0]))
+    own[1] = own[1].flip(0)
+    order = torch.tensor([[0, 1], [1, 0]])
+    sent = stack([ordered(server.state.model, order[k]) for k in (0, 1)])
+    sent.centroids = own
+    replies = setup.method.train(fleet, Tree(model=sent, known=torch.tensor([True, True])))
+    assert match(replies.model.centroids, replies.model.centroids[0]).tolist() == order.tolist()
+    assert gap(ordered(take(replies.model, 1), order[1]), take(replies.model, 0)) < 1e-5
+    assert gap(take(replies.model, 1), take(replies.model, 0)) > 1e-2
+
+
+def test_bytes_are_a_model_with_its_centroids_and_what_each_cluster_has():
+    setup = toy_setup(FedLIT(types=4))
+    model = count_bytes(initial(setup.method.network(setup.models[0]), 0))
+    channel = 3 * (8 * 8 + 8)
+    assert model == 4 * (6 * 8 + 8 + 4 * channel + 8 * 3 + 3 + 4 * 16)
+    played = play(setup, rounds=2)
+    assert played.traffic.down == 2 * 3 * (model + 1)
+    assert played.traffic.up == 2 * 3 * (model + 8 + 4 * (1 + 8))
+
+
+def test_global_model_is_scored_with_its_own_centroids():
+    from graft.exchange import Request
+
+    setup = toy_setup(FedLIT(types=2), epochs=20)
+    played = play(setup, rounds=2)
+    shared = setup.method.shared(played.server)
+    right = played.engine.ask(Request("score_shared", 2, [0, 1, 2], shared)).correct
+    assert right.shape == (3, 1, 3)
+    lost = Tree({**shared, "centroids": -shared.centroids})
+    fleet = played.engine.fleets[0]
+    spread = [map_tree(lambda leaf: leaf.expand(3, *leaf.shape), one) for one in (shared, lost)]
+    ours, other = (fleet.predict(one).logits for one in spread)
+    assert not torch.allclose(ours, other)
+
+
+@pytest.mark.parametrize("field", ["types", "em_iterations", "layers"])
+def test_nonsense_is_refused(field):
+    with pytest.raises(InputError, match=field):
+        replace(FedLIT(), **{field: 0})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_rounds_are_replayed_on_a_gpu():
+    setup = replace(toy_setup(FedLIT(types=3), dropout=0.5), device=torch.device("cuda"))
+    replayed = play(setup, rounds=5)
+    assert any(key[0] == "train" for recorder in replayed.engine._recorders.values() for key in recorder.recordings)
+    plain = play(replace(setup, record=False), rounds=5)
+    assert all(gap(replayed.client(client), plain.client(client)) < 1e-5 for client in range(3))
+    shorter = play(setup, rounds=4)
+    assert gap(replayed.client(0).model, shorter.client(0).model) > 1e-4
