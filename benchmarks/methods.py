@@ -1,7 +1,9 @@
-"""FedGKC with five architectures: Graft against the same work client by client with stock PyG layers, in one run.
+"""Graft against the same work client by client with stock PyG layers, in one run.
 
-Both sides play whole rounds: copilots and local models in turn for three epochs, knowledge, averaging, and a score of
-every local model. Rounds of both sides alternate, so that a busy machine disturbs both.
+`fedgkc` plays whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
+averaging, and a score of every local model. `fedtad_server` plays what FedTAD's server does in a round, with the models
+of all clients on one made-up graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
+machine disturbs both.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,12 @@ from graft.engines.in_process import InProcess
 from graft.engines.setup import Setup
 from graft.evaluation import accuracy
 from graft.exchange import Clients, Request, Server, Traffic
+from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import VIEWS, FedGKC, FedGKCPaper
-from graft.models import assign_models
+from graft.methods.fedtad import FedTAD
+from graft.models import assign_models, build_model
+from graft.plug import Uploads
+from graft.weights import Tree, Weights, stack, take
 
 ORDER = ("gcn", "gat", "sage", "gin", "sgc")
 
@@ -185,14 +192,148 @@ class GraftFedGKC:
             return accuracy(own.correct, self.totals, self.nodes).mean("test") or 0.0
 
 
-VARIANTS = {
-    "fedgkc": FedGKC(),
-    "fedgkc_paper": FedGKCPaper(),
+class Federated:
+    """A federation after a few rounds of FedAvg, whose models are the teachers, and the score of a student."""
+
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
+        self.model = build_model("gcn", graphs[0].features, graphs[0].classes)
+        models = [self.model] * len(graphs)
+        setup = Setup(method, "fedtad", graphs, models, device=device)
+        self.engine = InProcess(setup)
+        self.server = Server(self.model, models, len(graphs), 0, device, setup.architecture)
+        method.start_server(self.server)
+        self.everyone = self.engine.members()
+        self.clients = Clients(self.engine, 1, self.everyone, Traffic())
+        for number in range(1, 11):
+            self.server.round = number
+            FedAvg.round(method, self.server, Clients(self.engine, number, self.everyone, Traffic()))
+        self.teachers = stack([state.model for _, state in sorted(self.engine.state().items())])
+        self.average = self.server.state.model
+        self.told = self.clients.ask(method.tell_reliability)
+        counted = self.engine.ask(Request("count", 0, self.everyone))
+        self.totals, self.nodes = counted.totals, counted.nodes
+
+    def score(self, student: Weights) -> float:
+        common = self.engine.ask(Request("score_shared", 1, self.everyone, student))
+        return accuracy(common.correct, self.totals, self.nodes).mean("test") or 0.0
+
+
+class GraftServerPhase(Federated):
+    """What FedTAD's server does in a round, in Graft: all teachers are one stack."""
+
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
+        super().__init__(graphs, device, method)
+        self.method = method
+
+    def round(self) -> float:
+        self.server.round += 1
+        self.server.state.model = self.average
+        with lane(self.server.device):
+            self.method.after_round(self.server, self.clients, Uploads(self.everyone, self.teachers))
+            return self.score(self.server.state.model)
+
+
+class LoopServerPhase(Federated):
+    """The same as it would usually be written: one teacher after another, anew in every step."""
+
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
+        super().__init__(graphs, device, method)
+        torch.manual_seed(0)
+        self.method, self.device = method, device
+        self.features, self.classes = graphs[0].features, graphs[0].classes
+        self.nets = [self.net(take(self.teachers, client)) for client in self.everyone]
+        self.student = self.net(self.average)
+        self.embedding = nn.Embedding(self.classes, self.classes).to(device)
+        widths = (self.classes + method.noise_width, 64, 128, 256)
+        hidden = [part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.Tanh())]
+        self.generator = nn.Sequential(*hidden, nn.Linear(256, self.features)).to(device)
+        decay = method.distil_decay
+        made = [*self.embedding.parameters(), *self.generator.parameters()]
+        self.generator_optimizer = torch.optim.Adam(made, lr=method.pseudo_learning_rate, weight_decay=decay)
+        self.student_optimizer = torch.optim.Adam(
+            self.student.parameters(), lr=method.student_learning_rate, weight_decay=decay
+        )
+        told = self.told.reliability
+        self.shares = told / told.sum(0)
+        self.labels = torch.arange(method.pseudo_nodes, device=device) % self.classes
+        self.norm = (self.told.norm * self.told.size).sum() / self.told.size.sum()
+
+    def net(self, weights: Weights) -> Net:
+        net = Net("gcn", self.model.features, self.model.classes)  # type: ignore[attr-defined]
+        self.load(net, weights)
+        return net.to(self.engine.fleets[0].device)
+
+    def load(self, net: Net, weights: Weights) -> None:
+        with torch.no_grad():
+            for layer, name in zip(net.layers, ("layer0", "layer1"), strict=True):
+                layer.lin.weight.copy_(weights[name]["weight"].T)
+                layer.bias.copy_(weights[name]["bias"])
+            net.head.weight.copy_(weights["head"]["weight"].T)
+            net.head.bias.copy_(weights["head"]["bias"])
+
+    def weights_of(self, net: Net) -> Tree:
+        layers = {
+            f"layer{place}": Tree(weight=layer.lin.weight.detach().T, bias=layer.bias.detach())
+            for place, layer in enumerate(net.layers)
+        }
+        return Tree(**layers, head=Tree(weight=net.head.weight.detach().T, bias=net.head.bias.detach()))
+
+    def make_up(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.generator(torch.cat([self.embedding(self.labels), noise], 1))
+        x = self.norm * functional.normalize(x, dim=1)
+        near = (x.detach() @ x.detach().T).topk(self.method.pseudo_neighbours, dim=1).indices
+        chosen = torch.zeros(len(x), len(x), device=x.device).scatter_(1, near, 1.0)
+        edges = torch.maximum(chosen, chosen.T).fill_diagonal_(0).nonzero().T
+        return x, edges
+
+    def divergence(self, x: Tensor, edges: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
+        """The two terms that look at teachers, teacher by teacher and class by class."""
+        apart, missed = torch.zeros((), device=x.device), torch.zeros((), device=x.device)
+        for share, net in zip(self.shares, self.nets, strict=True):
+            net.eval()
+            answer = net(x, edges)[1]
+            gaps = functional.kl_div(answer.log_softmax(1), student.softmax(1), reduction="none").sum(1)
+            misses = functional.cross_entropy(answer, self.labels, reduction="none")
+            for kind in range(self.classes):
+                chosen = self.labels == kind
+                apart = apart + share[kind] * gaps[chosen].mean()
+                missed = missed + share[kind] * misses[chosen].mean()
+        return apart, missed
+
+    def round(self) -> float:
+        method, student = self.method, self.student
+        self.load(student, self.average)
+        for _ in range(method.iterations):
+            noise = torch.randn(method.pseudo_nodes, method.noise_width, device=self.device)
+            for _ in range(method.generator_steps):
+                student.eval()
+                x, edges = self.make_up(noise)
+                apart, missed = self.divergence(x, edges, student(x, edges)[1])
+                alike = functional.normalize(x, dim=1).mean(0).square().sum()
+                self.generator_optimizer.zero_grad()
+                (method.semantic_weight * missed + method.diversity_weight * alike - apart).backward()
+                self.generator_optimizer.step()
+            with torch.no_grad():
+                x, edges = self.make_up(noise)
+            for _ in range(method.student_steps):
+                student.train()
+                self.student_optimizer.zero_grad()
+                apart, _ = self.divergence(x, edges, student(x, edges)[1])
+                apart.backward()
+                self.student_optimizer.step()
+        return self.score(self.weights_of(student))
+
+
+CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
+    "fedgkc": (FedGKC(), LoopFedGKC, GraftFedGKC),
+    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, GraftFedGKC),
+    "fedtad_server": (FedTAD(), LoopServerPhase, GraftServerPhase),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--dataset", default="cora")
     parser.add_argument("--clients", default="20")
     parser.add_argument("--rounds", type=int, default=5)
@@ -204,10 +345,11 @@ def main() -> None:
     device = torch.device(options.device)
     rows: list[dict[str, Any]] = []
     print(f"{'method':26}{'clients':>8}{'loop ms':>10}{'graft ms':>10}{'ratio':>8}   accuracy: loop, graft")
-    for name, method in VARIANTS.items():
+    for name in options.cases.split(","):
+        method, loop, graft = CASES[name]
         for clients in map(int, options.clients.split(",")):
             graphs = federation.build(datasets.load(options.dataset), clients, seed=0).clients
-            sides = {"loop": LoopFedGKC(graphs, device, method), "graft": GraftFedGKC(graphs, device, method)}
+            sides = {"loop": loop(graphs, device, method), "graft": graft(graphs, device, method)}
             middle, scores = alternate(sides, options.rounds)
             ratio = middle["loop"] / middle["graft"]
             rows.append({"method": name, "clients": clients, "ms": middle, "ratio": ratio, "accuracy": scores})

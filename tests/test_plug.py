@@ -252,6 +252,8 @@ def test_the_command_line_takes_a_plug_and_its_settings(tmp_path, monkeypatch):
     )
     assert compared.exit_code == 0, compared.output
     assert {one.name for one in (tmp_path / "b").iterdir()} == {"fedavg", "fedavg+fedtad"}
+    listed = CliRunner().invoke(app, ["list", "plugs"]).output
+    assert all(name in listed for name in PLUGS)
     for wrong, said in (
         (("--method", "fedprox", "--plug", "nothing"), "there are fedtad"),
         (("--method", "local", "--plug", "fedtad"), "cannot be added to Local"),

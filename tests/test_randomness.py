@@ -101,6 +101,16 @@ ROWS, WIDTH = 1000, 64
 CLEAR = 4.5 / (ROWS * WIDTH) ** 0.5  # beyond chance
 
 
+def test_normal_numbers_have_the_moments_and_tails_of_normal_numbers():
+    numbers = Stream(torch.tensor([5, 6])).normal(200_000)
+    assert numbers.isfinite().all()
+    assert (numbers.mean(1).abs() < 0.01).all()
+    assert ((numbers.var(1) - 1).abs() < 0.02).all()
+    assert (((numbers**4).mean(1) - 3).abs() < 0.1).all()
+    assert abs(float((numbers.abs() > 2).double().mean()) - 0.0455) < 0.002
+    assert not torch.equal(numbers[0], numbers[1])
+
+
 def test_clients_draws_are_not_correlated():
     kept = draw(*(seed_for(0, 1, client, "train") for client in range(6)), rows=ROWS, width=WIDTH)
     neighbours = draw(100, 101, rows=ROWS, width=WIDTH)  # even where keys are consecutive numbers

@@ -354,12 +354,12 @@ def outcome_of(message: dict[str, Any]) -> str:
 @guarded
 def list_names(
     what: Annotated[
-        str, typer.Argument(help="methods, datasets, models, partitions, topologies or studies.")
+        str, typer.Argument(help="methods, datasets, models, partitions, topologies, studies or plugs.")
     ] = "methods",
 ) -> None:
     """Say what exists."""
     from graft.data import datasets, partitions
-    from graft.methods import METHODS
+    from graft.methods import METHODS, PLUGS
     from graft.models import FAMILIES, MODELS
     from graft.topologies import TOPOLOGIES
 
@@ -371,6 +371,7 @@ def list_names(
         "partitions": dict.fromkeys(partitions.names(), ""),
         "topologies": {name: summary(graph) for name, graph in TOPOLOGIES.items()},
         "studies": study_meanings(),
+        "plugs": {name: summary(kind) for name, kind in PLUGS.items()},
     }
     if what not in lists:
         raise InputError(f"There is no list of '{what}': there are {', '.join(lists)}.")

@@ -1,7 +1,7 @@
 """DFed-SST against the cases of its sheet, its degenerate forms and its ablations."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,11 +11,11 @@ from graft.data.graphs import clean
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.fingerprints import Paths, fingerprint
-from graft.methods.dfed_sst import DFedSST
+from graft.methods.dfed_sst import DFedSST, DFedSSTPaper, between
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.topologies import Topology
-from graft.weights import Tree, count_bytes, map_tree
+from graft.weights import Tree, count_bytes, map_tree, take
 from tests.toy import gap, play, same, toy_graphs, toy_setup
 
 PATH = [(0, 1), (1, 2), (2, 3)]
@@ -73,7 +73,7 @@ def links_of(played, peers=3):
     ("include_self", "last"), [(True, [0.111984, 0.334122, 0.553893]), (False, [0.251026, 0.748974, 0])]
 )
 def test_degrees_are_ranks_and_weights_are_those_of_the_sheet(include_self, last):
-    method = DFedSST(include_self=include_self)
+    method = DFedSSTPaper(include_self=include_self)
     fleet = fleet_of(method)
     record = method.choose(fleet, by_hand())
     assert record.degree.tolist() == [0, 1, 2]
@@ -88,7 +88,7 @@ def test_degrees_are_ranks_and_weights_are_those_of_the_sheet(include_self, last
 
 
 def test_equal_similarities_go_to_the_lower_number():
-    method = DFedSST(degree="half")
+    method = DFedSSTPaper(degree="half")
     fleet = fleet_of(method, 4)
     method.choose(fleet, inbox_of([1.0] * 4, [[1.0, 0, 0, 0]] * 4))
     heard = (fleet.state.links > 0).float().fill_diagonal_(0)
@@ -97,7 +97,7 @@ def test_equal_similarities_go_to_the_lower_number():
 
 def test_nobody_is_heard_where_all_are_as_scattered_unless_a_minimum_is_set():
     for least, links in ((0, [[1, 0], [0, 1]]), (1, [[0.5, 0.5], [0.5, 0.5]])):
-        method = DFedSST(min_degree=least)
+        method = DFedSSTPaper(min_share=least / 2)
         fleet = fleet_of(method, 2)
         record = method.choose(fleet, inbox_of([2.0, 2.0], [[1.0, 0, 0, 0]] * 2))
         assert record.degree.tolist() == [least, least]
@@ -105,14 +105,14 @@ def test_nobody_is_heard_where_all_are_as_scattered_unless_a_minimum_is_set():
 
 
 def test_weights_are_equal_where_nothing_is_scattered():
-    method = DFedSST(min_degree=2)
+    method = DFedSSTPaper(min_share=2 / 3)
     fleet = fleet_of(method)
     method.choose(fleet, inbox_of([0.0] * 3, [[0.0] * 4] * 3))
     assert torch.allclose(fleet.state.links, torch.full((3, 3), 1 / 3))
 
 
 def test_a_peer_that_was_away_is_known_by_what_it_said_last():
-    method = DFedSST(min_degree=2)
+    method = DFedSSTPaper(min_share=2 / 3)
     fleet = fleet_of(method)
     everybody = by_hand()
     some = Tree(
@@ -131,7 +131,9 @@ def test_a_peer_that_was_away_is_known_by_what_it_said_last():
 
 
 def test_a_round_with_some_peers_leaves_the_others_as_they_were():
-    setup = toy_setup(DFedSST(labels="train", k_topo=1), graphs=three_paths() + three_paths()[::-1], participation=0.5)
+    setup = toy_setup(
+        DFedSSTPaper(labels="train", k_topo=1), graphs=three_paths() + three_paths()[::-1], participation=0.5
+    )
     engine = InProcess(setup)
     before = engine.state()
     played = play(setup, rounds=1, engine=engine)
@@ -153,7 +155,7 @@ def test_a_round_with_some_peers_leaves_the_others_as_they_were():
 
 
 def test_peers_describe_their_graph_as_their_model_sees_it_before_mixing():
-    method = DFedSST(labels="train")
+    method = DFedSSTPaper(labels="train")
     setup = toy_setup(method, graphs=three_paths())
     played = play(setup, rounds=1)
     engine = played.engine
@@ -173,7 +175,7 @@ def test_peers_describe_their_graph_as_their_model_sees_it_before_mixing():
 
 @pytest.mark.parametrize(("disconnected", "wlsd"), [("penalty", 2.115772), ("ignore", 1.0), ("zero", 0.628076)])
 def test_disconnected_pairs(disconnected, wlsd):
-    played = play(toy_setup(DFedSST(labels="train", disconnected=disconnected), graphs=three_paths()), rounds=1)
+    played = play(toy_setup(DFedSSTPaper(labels="train", disconnected=disconnected), graphs=three_paths()), rounds=1)
     assert played.client(0).wlsd[2].item() == pytest.approx(wlsd, abs=1e-6)
 
 
@@ -181,7 +183,7 @@ def test_label_sources_differ_and_only_the_oracle_sees_test_labels():
     graphs = toy_graphs(3, sizes=(12,))
 
     def told(labels, graphs):
-        return play(toy_setup(DFedSST(labels=labels), graphs=graphs), rounds=1).client(0).wlsd
+        return play(toy_setup(DFedSSTPaper(labels=labels), graphs=graphs), rounds=1).client(0).wlsd
 
     found = {labels: told(labels, graphs) for labels in ("mixed", "train", "oracle")}
     assert len({tuple(values.tolist()) for values in found.values()}) == 3
@@ -194,7 +196,7 @@ def test_label_sources_differ_and_only_the_oracle_sees_test_labels():
 def test_large_graphs_are_sampled():
     graphs = toy_graphs(2, sizes=(40,))
     exact, sampled, full = (
-        play(toy_setup(DFedSST(labels="oracle", **how), 2, graphs=graphs), rounds=1).client(0).wlsd
+        play(toy_setup(DFedSSTPaper(labels="oracle", **how), 2, graphs=graphs), rounds=1).client(0).wlsd
         for how in ({}, {"exact_up_to": 0, "sources": 3}, {"exact_up_to": 0, "sources": 40})
     )
     assert torch.allclose(full, exact)
@@ -206,7 +208,7 @@ def test_large_graphs_are_sampled():
 
 
 def test_the_first_round_hears_half_of_the_others_at_random_and_mixes_what_was_trained():
-    setup = toy_setup(DFedSST(), 5, sizes=(9,))
+    setup = toy_setup(DFedSSTPaper(), 5, sizes=(9,))
     engine = InProcess(setup)
     first = torch.stack([engine.state()[client].links for client in range(5)])
     assert (first.diagonal() == 1 / 3).all()
@@ -220,12 +222,12 @@ def test_the_first_round_hears_half_of_the_others_at_random_and_mixes_what_was_t
         )
         assert gap(wanted, played.client(client).model) < 1e-6
     assert not torch.equal(links_of(played, 5), first)
-    literal = InProcess(toy_setup(DFedSST(include_self=False), 5, sizes=(9,))).state()
+    literal = InProcess(toy_setup(DFedSSTPaper(include_self=False), 5, sizes=(9,))).state()
     assert all(literal[client].links[client] == 0 and literal[client].links.max() == 0.5 for client in range(5))
 
 
 def test_peers_choose_anew_every_k_topo_rounds():
-    setup = toy_setup(DFedSST(k_topo=3), 4, sizes=(9,))
+    setup = toy_setup(DFedSSTPaper(k_topo=3), 4, sizes=(9,))
     links = [links_of(play(setup, rounds=rounds), 4) for rounds in range(1, 6)]
     assert torch.equal(links[0], links[1])
     assert torch.equal(links[0], links[2])
@@ -236,7 +238,7 @@ def test_peers_choose_anew_every_k_topo_rounds():
 def test_messages_are_models_along_links_and_descriptions_to_everybody():
     graphs = three_paths()
     weights = count_bytes(InProcess(toy_setup(Local(), graphs=graphs)).state()[0].model)
-    method = DFedSST(labels="train", k_topo=2)
+    method = DFedSSTPaper(labels="train", k_topo=2)
     one, two, three = (play(toy_setup(method, graphs=graphs), rounds=rounds).traffic.peer for rounds in (1, 2, 3))
     described = 3 * 2 * 4 * (1 + 2 * 2)
     assert one == 3 * weights + described  # in the first round everybody hears one other
@@ -245,7 +247,7 @@ def test_messages_are_models_along_links_and_descriptions_to_everybody():
 
 
 def test_the_least_scattered_peer_hears_nobody_and_is_heard():
-    played = play(toy_setup(DFedSST(labels="train"), graphs=three_paths()), rounds=2)
+    played = play(toy_setup(DFedSSTPaper(labels="train"), graphs=three_paths()), rounds=2)
     links = links_of(played)
     assert links[0].tolist() == [1, 0, 0]
     assert links[2, 0] > 0
@@ -257,13 +259,13 @@ def test_the_least_scattered_peer_hears_nobody_and_is_heard():
 
 
 def test_one_peer_trains_as_if_alone():
-    peer, alone = (play(toy_setup(method, 1, dropout=0.5), rounds=3) for method in (DFedSST(), Local()))
+    peer, alone = (play(toy_setup(method, 1, dropout=0.5), rounds=3) for method in (DFedSSTPaper(), Local()))
     assert same(peer.client(0).model, alone.client(0).model)
 
 
 def test_peers_that_are_all_as_scattered_train_as_if_alone():
     graphs = [labelled(4, PATH, [0, 0, 1, 1], seed) for seed in range(3)]
-    setup = toy_setup(DFedSST(labels="train", k_topo=1), graphs=graphs)
+    setup = toy_setup(DFedSSTPaper(labels="train", k_topo=1), graphs=graphs)
     start = play(setup, rounds=1)  # the first round hears others, for nothing is known yet
 
     def go_on(setup):
@@ -281,7 +283,7 @@ def test_peers_that_are_all_as_scattered_train_as_if_alone():
 def test_everybody_heard_alike_is_fedavg_without_weights():
     graphs = [labelled(nodes, [], np.arange(nodes) % 2, nodes) for nodes in (8, 7, 5)]
     # Without edges and with distance 0 between what no path joins, every WLSD is 0, and weights are equal.
-    method = DFedSST(disconnected="zero", min_degree=2, k_topo=1)
+    method = DFedSSTPaper(disconnected="zero", min_share=2 / 3, k_topo=1)
     setup = toy_setup(method, graphs=graphs, optimizer_state="reset")
     start = play(setup, rounds=1)
     played = play(setup, rounds=2)
@@ -302,7 +304,7 @@ def test_everybody_heard_alike_is_fedavg_without_weights():
 
 def test_two_peers_that_hear_half_of_all_are_fedavg():
     graphs = [labelled(nodes, [], np.arange(nodes) % 2, nodes) for nodes in (8, 5)]
-    peers = play(toy_setup(DFedSST(degree="half", disconnected="zero"), graphs=graphs), rounds=3)
+    peers = play(toy_setup(DFedSSTPaper(degree="half", disconnected="zero"), graphs=graphs), rounds=3)
     server = play(toy_setup(FedAvg(), graphs=graphs, weight_by="uniform"), rounds=3)
     for client in (0, 1):
         assert gap(peers.client(client).model, server.server.state.model) < 1e-5
@@ -312,28 +314,28 @@ def test_two_peers_that_hear_half_of_all_are_fedavg():
 
 
 def test_without_the_adaptive_degree_everybody_hears_half_of_the_others():
-    played = play(toy_setup(DFedSST(degree="half"), 5, sizes=(9,)), rounds=1)
+    played = play(toy_setup(DFedSSTPaper(degree="half"), 5, sizes=(9,)), rounds=1)
     assert ((links_of(played, 5) > 0).sum(1) == 3).all()
-    adaptive = play(toy_setup(DFedSST(), 5, sizes=(9,)), rounds=1)
+    adaptive = play(toy_setup(DFedSSTPaper(), 5, sizes=(9,)), rounds=1)
     assert sorted((links_of(adaptive, 5) > 0).sum(1).tolist()) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_without_cse_similarity_is_that_of_mean_features(sparse):
-    setup = toy_setup(DFedSST(similar_by="features"), sparse=sparse)
+    setup = toy_setup(DFedSSTPaper(similar_by="features"), sparse=sparse)
     played = play(setup, rounds=1)
     means = [np.asarray(graph.x.toarray() if sparse else graph.x).mean(axis=0) for graph in setup.graphs]
     for one in range(3):
         for other in range(3):
             wanted = means[one] @ means[other] / np.linalg.norm(means[one]) / np.linalg.norm(means[other])
             assert played.client(one).similar[other].item() == pytest.approx(wanted, abs=1e-5)
-    by_cse = play(toy_setup(DFedSST(), sparse=sparse), rounds=1)
+    by_cse = play(toy_setup(DFedSSTPaper(), sparse=sparse), rounds=1)
     assert not torch.allclose(by_cse.client(0).similar, played.client(0).similar, atol=1e-2)
     assert torch.equal(by_cse.client(0).wlsd, played.client(0).wlsd)
 
 
 def test_without_selection_peers_are_drawn_anew_and_weighed_as_before():
-    method = DFedSST(select="random", degree="half")
+    method = DFedSSTPaper(select="random", degree="half")
     fleet = fleet_of(method, 4)
     seen = set()
     for turn in range(20):
@@ -347,7 +349,51 @@ def test_without_selection_peers_are_drawn_anew_and_weighed_as_before():
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("wrong", [{"k_topo": 0}, {"min_degree": -1}, {"sources": 0}, {"exact_up_to": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"k_topo": 0}, {"search": -1}, {"min_share": -0.1}, {"sources": 0}, {"exact_up_to": -1}]
+)
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
-        DFedSST(**wrong)
+        DFedSSTPaper(**wrong)
+
+
+def test_the_defaults_are_the_papers_but_for_search_and_share():
+    ours, theirs = asdict(DFedSST()), asdict(DFedSSTPaper())
+    assert {name for name in ours if ours[name] != theirs[name]} == {"search", "min_share"}
+
+
+@pytest.mark.parametrize("search", [0, 1, 4])
+def test_a_peer_goes_towards_the_mean_as_far_as_its_validation_nodes_like_it(search):
+    method = DFedSST(search=search)
+    fleet = fleet_of(method, 2)
+    own = fleet.fit(fleet.state.model, lambda weights: method.loss(fleet, weights))
+    fleet.state.trained = own
+    far = map_tree(lambda leaf: -9 * leaf[:1].expand(2, *leaf.shape[1:]), own)
+    inbox = Tree(
+        sent=Tree(model=map_tree(lambda leaf: leaf.expand(2, *leaf.shape), far)),
+        links=torch.tensor([[1.0, 0.0]] * 2),
+        senders=torch.arange(2).expand(2, 2),
+    )
+    reply = method.mix(fleet, inbox)
+    known = {
+        part: fleet.correct(between(own, far, torch.full((2,), part)))[:, 0, 1] for part in (0, 0.25, 0.5, 0.75, 1)
+    }
+    assert any(known[0] > known[1])  # else there would be nothing to refuse
+    if not search:
+        assert same(fleet.state.model, far)
+        return
+    tried = [point / search for point in range(search + 1)]
+    for client in range(2):
+        best = max(known[part][client] for part in tried)
+        way = max(part for part in tried if known[part][client] == best)  # of equal ones the nearest to the mean
+        assert reply.way[client] == way
+        assert same(
+            take(fleet.state.model, client), take(between(own, far, torch.full((2,), way, dtype=torch.float32)), client)
+        )
+
+
+def test_the_ends_of_the_way_are_the_models_themselves():
+    own, mean = Tree(w=torch.tensor([[1.0], [0.1]])), Tree(w=torch.tensor([[3.0], [0.7]]))
+    assert between(own, mean, torch.tensor([0.0, 1.0])).w.tolist() == [[1.0], [pytest.approx(0.7)]]
+    assert between(own, mean, torch.tensor([0.5, 0.5])).w.tolist() == [[2.0], [pytest.approx(0.4)]]
+    assert torch.equal(between(own, mean, torch.ones(2)).w, mean.w)

@@ -5,7 +5,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch_geometric.nn import GCNConv
 
 from graft.data.graphs import clean
 from graft.engines.in_process import InProcess
@@ -18,7 +20,8 @@ from graft.methods.fedtad import (
     FedTAD,
     FedTADReleased,
     Generator,
-    Lesson,
+    MadeUpLesson,
+    Students,
     generate,
     logit_gap,
     mean_cosine,
@@ -166,15 +169,14 @@ def test_partial_participation_shares_out_among_those_who_take_part():
     seen = []
 
     class Watched(FedTAD):
-        def teach(self, server, lesson, *rest):
-            seen.append(lesson)
-            return super().teach(server, lesson, *rest)
+        def teach(self, server, teachers, told, scope, students):
+            seen.append((told, scope))
+            return super().teach(server, teachers, told, scope, students)
 
     play(toy_setup(Watched(), clients=4, participation=0.5), rounds=2)
-    for lesson in seen:
-        assert len(lesson.told) == 2
-        shares = relative(lesson.told, lesson.scope)[0]
-        torch.testing.assert_close(shares.sum(0), (lesson.told.sum(0) > 0).float())
+    for told, scope in seen:
+        assert len(told) == 2
+        torch.testing.assert_close(relative(told, scope)[0].sum(0), (told.sum(0) > 0).float())
 
 
 # Losses.
@@ -236,7 +238,7 @@ def test_logit_gap_and_recognition_by_hand():
     labels = torch.tensor([1, 0])
     missed = [np.log1p(np.exp(-2)), np.log(2), np.log1p(np.exp(-2)), np.log1p(np.exp(-4))]
     by_hand = sum(vote * miss for vote, miss in zip((1, 10, 100, 1000), missed, strict=True))
-    assert recognition(wanted, labels, votes).item() == pytest.approx(by_hand, rel=1e-6)
+    assert recognition(wanted, labels, votes[0]).item() == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_diversity_of_orthogonal_identical_and_opposite_rows():
@@ -270,9 +272,15 @@ def generator_weights():
 
 
 def lesson_for(model, teachers, method, norm=2.0):
-    told = torch.rand(len(teachers["head"]["bias"]), CLASSES, generator=torch.Generator().manual_seed(1)) + 0.1
+    count = len(teachers["head"]["bias"])
+    told = torch.rand(count, CLASSES, generator=torch.Generator().manual_seed(1)) + 0.1
     labels = pseudo_labels(told.sum(0) > 0, method.pseudo_nodes)
-    return Lesson(model, teachers, told, torch.ones(1, len(told)), labels, torch.tensor(norm))
+    votes = votes_of(told, torch.ones(1, count), labels)
+    return MadeUpLesson(model, teachers, votes, votes[0], labels, torch.tensor(norm))
+
+
+def students_for(weights, owners=(0,)):
+    return Students(weights, start_adam(dict(leaves(weights))), streams(CPU, 0, list(owners)))
 
 
 @pytest.mark.parametrize("kind", [FedTAD, FedTADReleased])
@@ -280,26 +288,28 @@ def test_each_phase_changes_its_own_weights_and_no_others(kind):
     method = kind(pseudo_nodes=12)
     setup = toy_setup(method)
     server, model = server_for(setup), setup.models[0]
-    teachers, students = random_weights(model, 3, seed=1), random_weights(model, 1, seed=2)
-    lesson, known = lesson_for(model, teachers, method), server.state.distillation
-    noise = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
-    before = {name: map_tree(torch.clone, tree) for name, tree in (("t", teachers), ("s", students))}
-    theta = map_tree(torch.clone, known.generator)
-    generator, _ = method.train_generator(known, lesson, lesson.votes, students, noise, Tree())
-    assert not same(generator, theta)
-    assert same(known.generator, theta)  # the old ones are not written over either
-    assert same(teachers, before["t"])
-    assert same(students, before["s"])
-    graph = method.make_up(generator, lesson, noise)
-    wanted = torch.zeros(3, 12, CLASSES)
-    kept = map_tree(torch.clone, generator)
-    random = streams(CPU, 0, [0])
-    optimizer = start_adam(dict(leaves(students)))
-    taught, _, _ = method.train_students(lesson, graph, wanted, lesson.votes, students, optimizer, random, 2)
-    assert not same(taught, before["s"])
-    assert same(students, before["s"])
-    assert same(teachers, before["t"])
-    assert same(generator, kept)
+    teachers, weights = random_weights(model, 3, seed=1), random_weights(model, 1, seed=2)
+    lesson, known, noise = lesson_for(model, teachers, method), server.state.distillation, noise_for(12)
+    kept = {name: map_tree(torch.clone, tree) for name, tree in (("teachers", teachers), ("students", weights))}
+    theta = known.generator
+    before = map_tree(torch.clone, theta)
+    method.train_generator(known, lesson, weights, noise, Tree())
+    assert not same(known.generator, before)
+    assert same(theta, before)  # the old ones are not written over either
+    assert same(teachers, kept["teachers"])
+    assert same(weights, kept["students"])
+    graph = method.make_up(known.generator, lesson, noise)
+    before = map_tree(torch.clone, known.generator)
+    students = students_for(weights)
+    method.train_students(lesson, students, graph, 2)
+    assert not same(students.weights, kept["students"])
+    assert same(weights, kept["students"])
+    assert same(teachers, kept["teachers"])
+    assert same(known.generator, before)
+
+
+def noise_for(nodes):
+    return torch.randn(nodes, 32, generator=torch.Generator().manual_seed(0))
 
 
 def test_made_up_nodes_are_as_long_as_real_ones():
@@ -316,9 +326,9 @@ def test_length_of_real_nodes_is_their_mean_over_all_who_told():
     seen = []
 
     class Watched(FedTAD):
-        def teach(self, server, lesson, *rest):
+        def make_up(self, weights, lesson, noise):
             seen.append(lesson.norm)
-            return super().teach(server, lesson, *rest)
+            return super().make_up(weights, lesson, noise)
 
     graphs = toy_graphs()
     play(toy_setup(Watched(), graphs=graphs), rounds=1)
@@ -331,16 +341,17 @@ def test_generator_looks_for_disagreement_unless_told_not_to():
     setup = toy_setup(method)
     model = setup.models[0]
     teachers, students = random_weights(model, 3, seed=1), random_weights(model, 1, seed=2)
-    noise = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
+    noise = noise_for(12)
 
     def ends(**changes):
         """The three terms before and after some steps of the generator."""
         variant = replace(method, **changes)
         server = server_for(replace(setup, method=variant))
         known, lesson = server.state.distillation, lesson_for(model, teachers, variant)
-        trained, _ = variant.train_generator(known, lesson, lesson.votes, students, noise, Tree())
-        both = [variant.generator_terms(w, lesson, lesson.votes, students, noise) for w in (known.generator, trained)]
-        return [{name: term.item() for name, term in terms.items()} for terms in both], same(known.generator, trained)
+        start = known.generator
+        variant.train_generator(known, lesson, students, noise, Tree())
+        both = [variant.generator_terms(weights, lesson, students, noise) for weights in (start, known.generator)]
+        return [{name: term.item() for name, term in terms.items()} for terms in both], same(start, known.generator)
 
     (before, after), still = ends()
     assert after["divergence"] > before["divergence"] + 0.01
@@ -362,12 +373,12 @@ def test_released_losses_give_the_generator_no_gradient_through_the_teachers():
     model = build_model("gcn", 6, CLASSES, width=8)
     weights = generator_weights()
     teachers, students = random_weights(model, 3, seed=1), random_weights(model, 1, seed=2)
-    noise = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
+    noise = noise_for(12)
     last = weights.layer3.weight.requires_grad_()
 
     def gradient(method, students):
         lesson = lesson_for(model, teachers, method)
-        terms = method.generator_terms(weights, lesson, lesson.votes, students, noise)
+        terms = method.generator_terms(weights, lesson, students, noise)
         return torch.autograd.grad(terms.divergence, last)[0]
 
     blind = map_tree(torch.zeros_like, students)  # says the same of every node
@@ -479,6 +490,106 @@ def test_every_architecture_learns(model):
     assert not same(played.server.state.model, play(toy_setup(FedAvg(), models=model, dropout=0.5)).server.state.model)
 
 
+# The whole server phase, written a second time with stock layers, teacher by teacher and class by class.
+
+
+class StockNet(nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        features, width = weights.layer0.weight.shape
+        self.layers = nn.ModuleList([GCNConv(features, width), GCNConv(width, width)])
+        self.head = nn.Linear(width, CLASSES)
+        with torch.no_grad():
+            for layer, mine in zip(self.layers, (weights.layer0, weights.layer1), strict=True):
+                layer.lin.weight.copy_(mine.weight.T)
+                layer.bias.copy_(mine.bias)
+            self.head.weight.copy_(weights.head.weight.T)
+            self.head.bias.copy_(weights.head.bias)
+
+    def forward(self, x, edges):
+        for layer in self.layers:
+            x = torch.relu(layer(x, edges))
+        return self.head(x)
+
+
+class StockGenerator(nn.Module):
+    def __init__(self, weights, norm):
+        super().__init__()
+        self.classes = nn.Parameter(weights.classes[0].clone())
+        self.layers = nn.ModuleList([nn.Linear(*weights[f"layer{i}"].weight[0].shape) for i in range(4)])
+        self.norm = norm
+        with torch.no_grad():
+            for i, layer in enumerate(self.layers):
+                layer.weight.copy_(weights[f"layer{i}"].weight[0].T)
+                layer.bias.copy_(weights[f"layer{i}"].bias[0])
+
+    def forward(self, noise, labels, count):
+        x = torch.cat([self.classes[labels], noise], 1)
+        for layer in self.layers[:3]:
+            x = torch.tanh(layer(x))
+        x = self.norm * functional.normalize(self.layers[3](x), dim=1)
+        near = (x @ x.T).topk(count, 1).indices.tolist()
+        pairs = {(u, v) for u, row in enumerate(near) for v in row if u != v}
+        edges = torch.tensor(sorted(pairs | {(v, u) for u, v in pairs})).T
+        return x, edges
+
+
+def stock_phase(method, generator, student, teachers, told, labels, draws):
+    """The student after one server phase."""
+    settings = {"weight_decay": method.distil_decay}
+    make = torch.optim.Adam(generator.parameters(), lr=method.pseudo_learning_rate, **settings)
+    learn = torch.optim.Adam(student.parameters(), lr=method.student_learning_rate, **settings)
+
+    def look(x, edges):
+        apart = missed = 0.0
+        for teacher, mine in zip(teachers, told, strict=True):
+            answer, own = teacher(x, edges), student(x, edges)
+            for kind in range(CLASSES):
+                chosen = labels == kind
+                share = mine[kind] / told[:, kind].sum()
+                gap = functional.kl_div(answer[chosen].log_softmax(1), own[chosen].softmax(1), reduction="batchmean")
+                apart += share * gap
+                missed += share * functional.cross_entropy(answer[chosen], labels[chosen])
+        return apart, missed
+
+    for noise in draws:
+        for _ in range(method.generator_steps):
+            x, edges = generator(noise, labels, method.pseudo_neighbours)
+            apart, missed = look(x, edges)
+            alike = functional.cosine_similarity(x.unsqueeze(0), x.unsqueeze(1), dim=2).mean()
+            make.zero_grad()
+            (method.semantic_weight * missed + method.diversity_weight * alike - apart).backward()
+            make.step()
+        with torch.no_grad():
+            x, edges = generator(noise, labels, method.pseudo_neighbours)
+        for _ in range(method.student_steps):
+            learn.zero_grad()
+            look(x, edges)[0].backward()
+            learn.step()
+    return student
+
+
+def test_server_phase_equals_one_written_with_stock_layers():
+    method = FedTAD(pseudo_nodes=14, pseudo_neighbours=4, generator_steps=2, semantic_weight=0.7, iterations=3)
+    setup = toy_setup(method)
+    server = server_for(setup)
+    plain = play(toy_setup(FedAvg()), rounds=1)
+    teachers = [StockNet(plain.client(client).model) for client in range(3)]
+    told = told_by(setup.graphs)
+    norm = (told.norm * told.size).sum() / told.size.sum()
+    generator = StockGenerator(server.state.distillation.generator, norm)
+    labels = pseudo_labels(torch.ones(CLASSES, dtype=torch.bool), 14)
+    draws = server.random("noise").normal(3 * 14 * 32).view(3, 14, 32)
+    start = StockNet(plain.server.state.model)
+    wanted = stock_phase(method, generator, start, teachers, told.reliability, labels, draws)
+    found = play(setup, rounds=1).server.state.model
+    for layer, mine in zip((*wanted.layers, wanted.head), (found.layer0, found.layer1, found.head), strict=True):
+        stock = layer.weight if isinstance(layer, nn.Linear) else layer.lin.weight
+        torch.testing.assert_close(mine.weight, stock.T, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(mine.bias, layer.bias, atol=2e-5, rtol=1e-5)
+    assert gap(found, plain.server.state.model) > 1e-3
+
+
 # The oracle on real graphs.
 
 
@@ -556,13 +667,12 @@ def test_students_learn_apart_as_they_would_alone():
     teachers, students = random_weights(model, 3, seed=1), random_weights(model, 2, seed=2)
     lesson = lesson_for(model, teachers, method)
     weights = generator_weights()
-    graph = method.make_up(weights, lesson, torch.randn(12, 32, generator=torch.Generator().manual_seed(0)))
-    wanted = model(teachers, graph.for_models(3)).logits
+    graph = method.make_up(weights, lesson, noise_for(12))
 
     def learn(some, owners):
-        optimizer = start_adam(dict(leaves(some)))
-        random = streams(CPU, 0, owners)
-        return method.train_students(lesson, graph, wanted, lesson.votes, some, optimizer, random, 3)[0]
+        learning = students_for(some, owners)
+        method.train_students(lesson, learning, graph, 3)
+        return learning.weights
 
     together = learn(students, [4, 7])
     for place, owner in enumerate((4, 7)):

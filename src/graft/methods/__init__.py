@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graft.method import Method
 from graft.methods.centralised import Centralised
-from graft.methods.dfed_sst import DFedSST
+from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
 from graft.methods.dfedavgm import DFedAvgM
 from graft.methods.dis_pfl import DisPFL
 from graft.methods.dpsgd import DPSGD
@@ -37,6 +37,7 @@ from graft.plug import Plug
 METHODS: dict[str, type[Method]] = {
     "centralised": Centralised,
     "dfed_sst": DFedSST,
+    "dfed_sst_paper": DFedSSTPaper,
     "dfedavgm": DFedAvgM,
     "dis_pfl": DisPFL,
     "dpsgd": DPSGD,

@@ -24,7 +24,7 @@ from graft.fingerprints import (
 )
 from graft.method import step
 from graft.peers import PeerMethod, Peers, everyone_else, mixed
-from graft.weights import Tree, broadcast, map_tree
+from graft.weights import Tree, Weights, broadcast, map_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,15 +36,17 @@ if TYPE_CHECKING:
 class DFedSST(PeerMethod):
     """Peers hear the more others the more scattered their own classes are, and those whose classes lie alike.
 
+    Two things are ours: everybody hears half of all peers at least, and goes from its own model towards the mean of
+    those it hears only as far as its validation nodes like it. `DFedSSTPaper` is without them.
+
     A peer tells everybody how far apart the nodes of its classes are and how soft labels go with that: 1 + classes^2
     numbers, which give away what classes it has and how they spread.
     """
 
     k_topo: int = 10  # rounds between two choices of whom to hear
-    include_self: bool = True  # the own model counts in the mean; off is the paper's formula
-    sharpness: float = 1.0  # how much likeness counts beside scatter in the weights: exp(sharpness * similarity)
-    gate: bool = False  # a mean that knows fewer of a peer's validation nodes than its own model does is not taken
-    min_degree: int = 0  # peers that are heard at least
+    include_self: bool = True  # the own model counts in the mean; off is the paper's formula to the letter
+    search: int = 4  # so many steps from the own model to the mean are tried on validation nodes; 0: take the mean
+    min_share: float = 0.5  # of all peers that is heard at least
     labels: LabelSource = "mixed"  # true on training nodes, else predicted; on training nodes alone; or all true
     disconnected: Disconnected = "penalty"  # nodes no path joins: the longest distance plus 1, left out, or distance 0
     degree: Literal["adaptive", "half"] = "adaptive"  # how many peers are heard; half of all is an ablation
@@ -54,8 +56,14 @@ class DFedSST(PeerMethod):
     sources: int = SOURCES  # nodes of each class from which a sample measures
 
     def __post_init__(self) -> None:
-        for name, least in {"k_topo": 1, "min_degree": 0, "exact_up_to": 0, "sources": 1}.items():
-            if getattr(self, name) < least:
+        for name, least in {
+            "k_topo": 1,
+            "search": 0,
+            "min_share": 0,
+            "exact_up_to": 0,
+            "sources": 1,
+        }.items():
+            if not least <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
 
     def start_client(self, fleet: Fleet) -> None:
@@ -81,14 +89,19 @@ class DFedSST(PeerMethod):
 
     @step
     def mix(self, fleet: Fleet, inbox: Tree) -> Tree:
-        """Take the weighted mean of what was heard, unless the own model is better."""
+        """Go towards the weighted mean of what was heard, as far as the validation nodes like it."""
         own, mean = fleet.state.trained, mixed(inbox.sent.model, inbox.links)
-        if not self.gate:
+        if not self.search:
             fleet.state.model = mean
             return Tree()
-        good = fleet.correct(mean)[:, 0, 1] >= fleet.correct(own)[:, 0, 1]
-        fleet.state.model = map_tree(lambda new, old: torch.where(broadcast(good, new), new, old), mean, own)
-        return Tree(taken=good)
+        known = fleet.correct(mean)[:, 0, 1]
+        way = torch.ones_like(known, dtype=torch.float32)
+        for point in reversed(range(self.search)):
+            found = fleet.correct(between(own, mean, torch.full_like(way, point / self.search)))[:, 0, 1]
+            way = torch.where(found > known, point / self.search, way)
+            known = torch.maximum(found, known)
+        fleet.state.model = between(own, mean, way)
+        return Tree(way=way)
 
     @step(fleet=False)
     def describe(self, fleet: Fleet) -> Tree:
@@ -126,7 +139,7 @@ class DFedSST(PeerMethod):
         adaptive = adaptive_degree(wlsd, state.wlsd.masked_fill(~candidates, torch.inf))
         degree = adaptive if self.degree == "adaptive" else half(fleet)
         by = state.similar if self.select == "similar" else fleet.random.uniform(fleet.federation)
-        heard = first(by, candidates, degree.clamp(min=self.min_degree))
+        heard = first(by, candidates, degree.clamp(min=int(self.min_share * fleet.federation + 1e-9)))
         state.links = self.shares(state.similar, state.wlsd, heard, others)
         return Tree(wlsd=wlsd, degree=heard.sum(1), similarity=state.similar)
 
@@ -135,7 +148,26 @@ class DFedSST(PeerMethod):
         alike = torch.where(others, similar, 1.0)  # a peer is like itself, even if its description is all zeros
         alone = ~heard.any(1, keepdim=True)
         counted = heard | (~others & (alone | self.include_self))
-        return mixing_shares(self.sharpness * alike.double(), wlsd.double(), counted).float()
+        return mixing_shares(alike.double(), wlsd.double(), counted).float()
+
+
+@dataclass(frozen=True)
+class DFedSSTPaper(DFedSST):
+    """DFed-SST as published: the least scattered peer hears nobody, and every mean is taken as it is."""
+
+    search: int = 0
+    min_share: float = 0.0
+
+
+def between(own: Weights, mean: Weights, way: Tensor) -> Tree:
+    """The models at a part of the way, one number a peer, from one to another."""
+
+    def part(here: Tensor, there: Tensor) -> Tensor:
+        if not here.is_floating_point():
+            return here
+        return torch.lerp(here, there, broadcast(way, here).to(here))
+
+    return map_tree(part, own, mean)  # type: ignore[no-any-return]
 
 
 def half(fleet: Fleet) -> Tensor:

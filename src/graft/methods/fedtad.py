@@ -112,7 +112,7 @@ class Distillation(Plug):
             reliability=torch.zeros(everyone, data.classes, device=device),
             norm=torch.zeros(everyone, device=device),
             size=torch.zeros(everyone, device=device),
-            # Looked at by the host in every round, so it stays in its memory.
+            # Read in every round, so it is not kept on a GPU.
             heard=torch.zeros(everyone, dtype=torch.bool),
         )
         if self.distil_on == "generated":
@@ -128,33 +128,18 @@ class Distillation(Plug):
         if not self.iterations:
             return
         self.listen(server, clients, uploads)
-        known = server.state.distillation
-        chosen = torch.tensor(uploads.clients, device=server.device)
-        students = aggregated(server, uploads.clients)
-        told = known.reliability[chosen]
-        lesson = Lesson(
-            model=server.models[0],
-            teachers=uploads.models,
-            told=told,
-            scope=self.scope(server, students, uploads.models),
-            labels=pseudo_labels(told.sum(0) > 0, self.pseudo_nodes),
-            norm=(known.norm * known.size).sum() / known.size.sum().clamp(min=1),
-        )
-        owners = uploads.clients if "models" in server.state else [0]
-        random = streams(server.device, seed_for(server.seed, server.round, "server", "students"), owners)
-        optimizer = self.optimizer(server, students, uploads.clients)
+        before = aggregated(server, uploads.clients)
+        students = self.students(server, before, uploads.clients)
+        told = server.state.distillation.reliability[torch.tensor(uploads.clients, device=server.device)]
+        scope = self.scope(server, before, uploads.models)
         if self.distil_on == "real":
-            parts = clients.everyone.ask(self.disclose)
-            graph = merged([parts[client] for client in parts.clients], shape_of_data(server).features, server.device)
-            taught, optimizer = self.teach_on_real(lesson, graph, students, optimizer, random)
+            self.teach_on_real(server, clients, uploads.models, scope, students)
         else:
-            taught, optimizer = self.teach(server, lesson, students, optimizer, random)
-        if self.student_optimizer == "persistent":
-            kept = known.student_optimizer
-            known.student_optimizer = put(kept, uploads.clients, optimizer) if "models" in server.state else optimizer
+            self.teach(server, uploads.models, told, scope, students)
+        self.keep_optimizer(server, students.optimizer, uploads.clients)
         # Where nobody knows anything reliably there is nothing to learn, and weight decay must not act alone.
         usable = (told > 0).any()
-        taught = map_tree(lambda new, old: torch.where(usable, new, old), taught, students)
+        taught = map_tree(lambda new, old: torch.where(usable, new, old), students.weights, before)
         replace_aggregated(server, uploads.clients, taught)
 
     def listen(self, server: Server, clients: Clients, uploads: Uploads) -> None:
@@ -218,6 +203,24 @@ class Distillation(Plug):
         mean = (1 + alike) / (degree + 1) if self.include_self else alike / np.maximum(degree, 1)
         return by_class(fleet, mean)
 
+    def students(self, server: Server, models: Tree, clients: list[int]) -> Students:
+        """The models that the host made, with what is kept to train them."""
+        personal = "models" in server.state
+        if self.student_optimizer == "reset":
+            optimizer = fresh_optimizer(server, models)
+        else:
+            optimizer = server.state.distillation.student_optimizer
+            if personal and len(clients) < server.clients:
+                optimizer = take(optimizer, torch.tensor(clients, device=server.device))
+        seed = seed_for(server.seed, server.round, "server", "students")
+        return Students(models, optimizer, streams(server.device, seed, clients if personal else [0]))
+
+    def keep_optimizer(self, server: Server, optimizer: Tree, clients: list[int]) -> None:
+        known = server.state.distillation
+        if self.student_optimizer == "persistent":
+            personal = "models" in server.state
+            known.student_optimizer = put(known.student_optimizer, clients, optimizer) if personal else optimizer
+
     def scope(self, server: Server, students: Weights, teachers: Weights) -> Tensor:
         """Which teachers each student listens to, [students, teachers]; one row where it is the same for all."""
         count = len(next(leaf for _, leaf in leaves(teachers)))
@@ -225,53 +228,44 @@ class Distillation(Plug):
             return torch.ones(1, count, device=server.device)
         return (mixing(students, teachers) > 1e-4).to(torch.float32)
 
-    def optimizer(self, server: Server, students: Tree, clients: list[int]) -> Tree:
-        if self.student_optimizer == "reset":
-            return fresh_optimizer(server, students)
-        kept: Tree = server.state.distillation.student_optimizer
-        if "models" in server.state and len(clients) < server.clients:
-            return take(kept, torch.tensor(clients, device=server.device))  # type: ignore[no-any-return]
-        return kept
-
-    def teach(
-        self, server: Server, lesson: Lesson, students: Tree, optimizer: Tree, random: Stream
-    ) -> tuple[Tree, Tree]:
+    def teach(self, server: Server, teachers: Weights, told: Tensor, scope: Tensor, students: Students) -> None:
         """The two phases in turn: look for nodes on which models disagree, and settle them as the reliable say."""
         known = server.state.distillation
-        votes = lesson.votes
+        labels = pseudo_labels(told.sum(0) > 0, self.pseudo_nodes)
+        lesson = MadeUpLesson(
+            model=server.models[0],
+            teachers=teachers,
+            votes=votes_of(told, scope, labels),
+            common_votes=votes_of(told, torch.ones_like(scope[:1]), labels)[0],
+            labels=labels,
+            norm=(known.norm * known.size).sum() / known.size.sum().clamp(min=1),
+        )
         draws = server.random("noise").normal(self.iterations * self.pseudo_nodes * self.noise_width)
         sizes = Tree()
         for noise in draws.view(self.iterations, self.pseudo_nodes, self.noise_width):
-            known.generator, known.generator_optimizer = self.train_generator(
-                known, lesson, votes, students, noise, sizes
-            )
+            self.train_generator(known, lesson, students.weights, noise, sizes)
             with torch.no_grad():
                 graph = self.make_up(known.generator, lesson, noise)
-                wanted = answers(lesson.model, lesson.teachers, graph)
-            students, optimizer, last = self.train_students(
-                lesson, graph, wanted, votes, students, optimizer, random, self.student_steps
-            )
+            last = self.train_students(lesson, students, graph, self.student_steps)
         server.record(distillation=last.mean(), **sizes)
-        return students, optimizer
 
     def teach_on_real(
-        self, lesson: Lesson, graph: FleetGraph, students: Tree, optimizer: Tree, random: Stream
-    ) -> tuple[Tree, Tree]:
+        self, server: Server, clients: Clients, teachers: Weights, scope: Tensor, students: Students
+    ) -> None:
         """The oracle without a generator: all teachers count alike on every real node."""
-        with torch.no_grad():
-            wanted = answers(lesson.model, lesson.teachers, graph)
+        parts, shape = clients.everyone.ask(self.disclose), shape_of_data(server)
+        graph = merged([parts[client] for client in parts.clients], shape.features, server.device)
         # As large as on made-up nodes, of which every class adds the mean of its own.
-        shares = lesson.scope / lesson.scope.sum(1, keepdim=True).clamp(min=1)
-        votes = shares.unsqueeze(2).expand(-1, -1, graph.nodes) * (wanted.shape[2] / graph.nodes)
-        steps = self.iterations * self.student_steps
-        students, optimizer, _ = self.train_students(lesson, graph, wanted, votes, students, optimizer, random, steps)
-        return students, optimizer
+        shares = scope / scope.sum(1, keepdim=True) * shape.classes / graph.nodes
+        lesson = Lesson(server.models[0], teachers, shares.unsqueeze(2).expand(-1, -1, graph.nodes))
+        last = self.train_students(lesson, students, graph, self.iterations * self.student_steps)
+        server.record(distillation=last.mean())
 
-    def train_generator(
-        self, known: Tree, lesson: Lesson, votes: Tensor, students: Weights, noise: Tensor, sizes: Tree
-    ) -> tuple[Tree, Tree]:
+    def train_generator(self, known: Tree, lesson: MadeUpLesson, students: Weights, noise: Tensor, sizes: Tree) -> None:
+        """Look for nodes that students see otherwise than their teachers; what the terms came to is noted."""
+
         def loss(parts: Tree) -> Tensor:
-            terms = self.generator_terms(parts.generator, lesson, votes, students, noise)
+            terms = self.generator_terms(parts.generator, lesson, students, noise)
             sizes.update(map_tree(Tensor.detach, terms))
             looking = -terms.divergence if self.adversarial else 0.0
             total = looking + self.semantic_weight * terms.semantics + self.diversity_weight * terms.diversity
@@ -280,44 +274,35 @@ class Distillation(Plug):
         part = Part(known.generator, loss, known.generator_optimizer)
         training = Training(self.generator_steps, "adam", self.pseudo_learning_rate, self.distil_decay)
         fitted, states, _ = fit({"generator": part}, training)
-        return fitted.generator, states.generator
+        known.generator, known.generator_optimizer = fitted.generator, states.generator
 
-    def generator_terms(
-        self, weights: Weights, lesson: Lesson, votes: Tensor, students: Weights, noise: Tensor
-    ) -> Tree:
+    def generator_terms(self, weights: Weights, lesson: MadeUpLesson, students: Weights, noise: Tensor) -> Tree:
         """Eqs. 8 to 10 on the nodes that the generator makes of some noise."""
         graph = self.make_up(weights, lesson, noise)
         wanted, found = (answers(lesson.model, models, graph) for models in (lesson.teachers, students))
         fixed = wanted.detach() if self.distil_losses == "released" else wanted
         return Tree(
-            divergence=DIVERGENCES[self.distil_losses](found, fixed, votes).mean(),
-            semantics=recognition(wanted, lesson.labels, lesson.everyones_votes),
+            divergence=DIVERGENCES[self.distil_losses](found, fixed, lesson.votes).mean(),
+            semantics=recognition(wanted, lesson.labels, lesson.common_votes),
             diversity=DIVERSITIES[self.distil_losses](graph.features[0], noise, len(wanted)),
         )
 
-    def train_students(
-        self,
-        lesson: Lesson,
-        graph: FleetGraph,
-        wanted: Tensor,
-        votes: Tensor,
-        students: Tree,
-        optimizer: Tree,
-        random: Stream,
-        steps: int,
-    ) -> tuple[Tree, Tree, Tensor]:
-        """Follow the teachers on one graph; all students at once, each towards its own teachers."""
+    def train_students(self, lesson: Lesson, students: Students, graph: FleetGraph, steps: int) -> Tensor:
+        """Follow the teachers on one graph, all students at once; gives their last losses."""
+        with torch.no_grad():
+            wanted = answers(lesson.model, lesson.teachers, graph)
 
         def loss(parts: Tree) -> Tensor:
-            found = answers(lesson.model, parts.students, graph, random)
-            return DIVERGENCES[self.distil_losses](found, wanted, votes)
+            found = answers(lesson.model, parts.students, graph, students.random)
+            return DIVERGENCES[self.distil_losses](found, wanted, lesson.votes)
 
         training = Training(steps, "adam", self.student_learning_rate, self.distil_decay)
-        part = Part(students, loss, optimizer, lesson.model.frozen)
+        part = Part(students.weights, loss, students.optimizer, lesson.model.frozen)
         fitted, states, last = fit({"students": part}, training)
-        return fitted.students, states.students, last.get("students", wanted.new_zeros(1))
+        students.weights, students.optimizer = fitted.students, states.students
+        return last.get("students", wanted.new_zeros(1))
 
-    def make_up(self, weights: Weights, lesson: Lesson, noise: Tensor) -> FleetGraph:
+    def make_up(self, weights: Weights, lesson: MadeUpLesson, noise: Tensor) -> FleetGraph:
         """Make up nodes of the wanted classes and join each to those that are most similar."""
         features = generate(weights, lesson.labels, noise)
         if self.bound == "norm":
@@ -357,19 +342,25 @@ class Lesson:
 
     model: Model
     teachers: Weights  # stacked
-    told: Tensor  # reliability of each class, [teachers, classes]
-    scope: Tensor  # 1 for the teachers that a student listens to, [students, teachers], or [1, teachers]
+    votes: Tensor  # how much each teacher counts at each node for each student, [students or 1, teachers, nodes]
+
+
+@dataclass(frozen=True)
+class MadeUpLesson(Lesson):
+    """The same, where a generator makes up the nodes."""
+
+    common_votes: Tensor  # of all teachers, for the generator that students share, [teachers, nodes]
     labels: Tensor  # class of each made-up node
     norm: Tensor  # how long real nodes are
 
-    @property
-    def votes(self) -> Tensor:
-        """How much each teacher counts for each made-up node, for each student."""
-        return votes_of(self.told, self.scope, self.labels)
 
-    @property
-    def everyones_votes(self) -> Tensor:
-        return votes_of(self.told, torch.ones_like(self.scope[:1]), self.labels)
+@dataclass
+class Students:
+    """The server's models while they learn, stacked: one, or one for every client of the round."""
+
+    weights: Tree
+    optimizer: Tree
+    random: Stream
 
 
 def relative(told: Tensor, scope: Tensor) -> Tensor:
@@ -420,7 +411,7 @@ def recognition(wanted: Tensor, labels: Tensor, votes: Tensor) -> Tensor:
     """Eq. 8: cross-entropy of the teachers on the wanted classes."""
     chosen = labels.expand(len(wanted), -1).unsqueeze(2)
     missed = -wanted.log_softmax(2).gather(2, chosen).squeeze(2)
-    return (votes[0] * missed).sum()
+    return (votes * missed).sum()
 
 
 def mean_cosine(features: Tensor, noise: Tensor, teachers: int) -> Tensor:  # noqa: ARG001

@@ -76,7 +76,10 @@ MAIN: Printed = {
 }
 
 PEERS = ("gossip", "pens", "dfedavgm", "feddual", "dpsgd", "osgp", "dis_pfl", "dfed_sst")
-COMPARED = {name: Variant(name) for name in ("local", *PEERS)}
+COMPARED = {
+    **{name: Variant(name) for name in ("local", *PEERS)},
+    "dfed-sst-paper": Variant("dfed_sst_paper", paper="dfed_sst"),
+}
 SEVEN = ("cora", "citeseer", "pubmed", "computers", "photo", "cs", "physics")
 METIS = {"partition": "metis"}
 SHARES = (0.1, 0.3, 0.5)
@@ -109,17 +112,21 @@ STUDIES: dict[str, Study] = {
         datasets=("cora", "citeseer", "pubmed"),
         clients=(10,),
         rows={
-            "full": Variant("dfed_sst"),
-            "no-degree": Variant("dfed_sst", {"degree": "half"}),
-            "no-cse": Variant("dfed_sst", {"similar_by": "features"}),
-            "no-selection": Variant("dfed_sst", {"select": "random"}),
-            "as-printed": Variant("dfed_sst", {"include_self": False}),
+            "ours": Variant("dfed_sst"),
+            "no-search": Variant("dfed_sst", {"search": 0}),
+            "no-minimum": Variant("dfed_sst", {"min_share": 0.0}),
+            "paper": Variant("dfed_sst_paper"),
+            "no-degree": Variant("dfed_sst_paper", {"degree": "half"}),
+            "no-cse": Variant("dfed_sst_paper", {"similar_by": "features"}),
+            "no-selection": Variant("dfed_sst_paper", {"select": "random"}),
+            "to-the-letter": Variant("dfed_sst_paper", {"include_self": False}),
             "local": Variant("local", reference=True),
         },
         experiment=METIS,
         beside=("test_trained",),
         figure="bars",
-        note="as-printed leaves a peer's own model out of its mean, as Eq. 8 does.",
+        note="no-degree, no-cse, no-selection and to-the-letter change the row `paper`; the last leaves a peer's own "
+        "model out of its mean, as Eq. 8 does.",
     ),
     "dfed-sst-topology-sparsity": Study(
         meaning="DFed-SST and its baselines with edges removed at random",
