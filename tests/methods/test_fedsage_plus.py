@@ -15,7 +15,6 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedsage_plus import (
     FedSagePlus,
     assembled,
-    bell,
     hidden_nodes,
     impaired,
     joined,
@@ -23,7 +22,6 @@ from graft.methods.fedsage_plus import (
     neighbours_among,
     told_apart,
 )
-from graft.randomness import streams
 from graft.weights import Tree, map_tree
 from tests.toy import gap, play, same, toy_graph, toy_graphs, toy_setup
 
@@ -460,21 +458,6 @@ def test_data_to_be_scored_on_are_mended_by_themselves():
     torch.testing.assert_close(written_out(scored)[:, :7], 2 * written_out(mended)[:, :7])
     assert not torch.equal(written_out(scored)[0, 12:], written_out(mended)[0, 12:])
     assert setup.method.score(fleet)["correct"].shape == (3, 1, 3)
-
-
-def test_noise_is_standard_normal_and_never_infinite():
-    noise = bell(streams(CPU, 0, [0, 1]), 500, 100)
-    assert noise.shape == (2, 500, 100)
-    assert noise.isfinite().all()
-    assert noise.mean().abs() < 0.01
-    assert (noise.std() - 1).abs() < 0.01
-    assert not torch.equal(noise[0], noise[1])
-
-    class Lowest:
-        def uniform(self, count):
-            return torch.tensor([[0.0, 1 - 2**-24]]).expand(1, count)
-
-    assert bell(Lowest(), 1, 2).isfinite().all()
 
 
 def test_nodes_of_different_clients_are_told_apart():

@@ -251,7 +251,7 @@ class FedSagePlus(FedAvg):
         maker = weights["maker"]
         number = (counts.detach().long().clamp(max=self.slots) * there)[0]
         nodes = number.nonzero()[:, 0]
-        hidden = (latent + bell(noise, latent.shape[1], latent.shape[2]))[:, nodes]
+        hidden = (latent + noise.normal(latent[0].numel()).view_as(latent))[:, nodes]
         hidden = torch.relu(linear(torch.relu(linear(hidden, maker["first"])), maker["second"]))
         if len(nodes):
             hidden = layered(fleet).drop(hidden, random)
@@ -438,12 +438,6 @@ def at_training_nodes(fleet: Fleet, values: Tensor) -> Tensor:
     """The mean over training nodes; zero without any."""
     nodes, _, shares = fleet.train_nodes
     return (values.gather(1, nodes) * shares).sum(1)
-
-
-def bell(random: Stream, rows: int, width: int) -> Tensor:
-    """Draws of a normal distribution, [clients, rows, width]."""
-    draws = 2 * random.uniform(rows * width).view(-1, rows, width) - 1
-    return 2**0.5 * torch.erfinv(draws.clamp(min=2**-24 - 1))  # -1 would be infinitely far
 
 
 def told_apart(parts: Sequence[Tensor]) -> Tensor:
