@@ -31,7 +31,7 @@ from graft.evaluation import accuracy
 from graft.exchange import Clients, Request, Server, Traffic
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import VIEWS, FedGKC, FedGKCPaper
-from graft.methods.fedtad import FedTAD
+from graft.methods.fedtad import FedTADPaper
 from graft.models import assign_models, build_model
 from graft.plug import Uploads
 from graft.weights import Tree, Weights, stack, take
@@ -195,7 +195,7 @@ class GraftFedGKC:
 class Federated:
     """A federation after a few rounds of FedAvg, whose models are the teachers, and the score of a student."""
 
-    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTADPaper) -> None:
         self.model = build_model("gcn", graphs[0].features, graphs[0].classes)
         models = [self.model] * len(graphs)
         setup = Setup(method, "fedtad", graphs, models, device=device)
@@ -221,7 +221,7 @@ class Federated:
 class GraftServerPhase(Federated):
     """What FedTAD's server does in a round, in Graft: all teachers are one stack."""
 
-    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTADPaper) -> None:
         super().__init__(graphs, device, method)
         self.method = method
 
@@ -236,7 +236,7 @@ class GraftServerPhase(Federated):
 class LoopServerPhase(Federated):
     """The same as it would usually be written: one teacher after another, anew in every step."""
 
-    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTADPaper) -> None:
         super().__init__(graphs, device, method)
         torch.manual_seed(0)
         self.method, self.device = method, device
@@ -327,7 +327,7 @@ class LoopServerPhase(Federated):
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
     "fedgkc": (FedGKC(), LoopFedGKC, GraftFedGKC),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, GraftFedGKC),
-    "fedtad_server": (FedTAD(), LoopServerPhase, GraftServerPhase),
+    "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
 }
 
 

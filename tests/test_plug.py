@@ -19,7 +19,14 @@ from graft.method import Method
 from graft.methods import METHODS, PLUGS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedprox import FedProx
-from graft.methods.fedtad import Distillation, FedTAD, FedTADReleased, ReleasedDistillation
+from graft.methods.fedtad import (
+    Distillation,
+    FedTAD,
+    FedTADPaper,
+    FedTADReleased,
+    PaperDistillation,
+    ReleasedDistillation,
+)
 from graft.plug import Plug, aggregated, clashes, plugged, replace_aggregated, takes_plugs
 from graft.weights import leaves, map_tree
 from tests.toy import gap, play, same, toy_setup
@@ -79,7 +86,7 @@ def test_without_distillation_every_host_is_itself_bit_for_bit(host):
 
 @every_host
 def test_the_server_phase_changes_what_every_host_sends_next(host):
-    setup = host_setup(host, "fedtad", pseudo_nodes=12)
+    setup = host_setup(host, "fedtad_paper", pseudo_nodes=12)
     with_plug, alone = played_or_skipped(setup), play(host_setup(host))
     field = "models" if "models" in alone.server.state else "model"
     assert gap(with_plug.server.state[field], alone.server.state[field]) > 1e-4
@@ -88,7 +95,8 @@ def test_the_server_phase_changes_what_every_host_sends_next(host):
 
 
 def test_fedtad_is_the_plug_on_fedavg():
-    for method, plug in ((FedTAD(), Distillation), (FedTADReleased(), ReleasedDistillation)):
+    pairs = ((FedTAD(), Distillation), (FedTADPaper(), PaperDistillation), (FedTADReleased(), ReleasedDistillation))
+    for method, plug in pairs:
         whole, composed = (play(toy_setup(one, dropout=0.5)) for one in (method, plugged(FedAvg, plug)()))
         assert same(whole.server.state, composed.server.state)
         assert all(same(whole.client(client), composed.client(client)) for client in range(3))
@@ -112,7 +120,7 @@ def test_fields_of_both_are_settings_and_others_are_refused():
 
 def test_unknown_plugs_and_unfit_hosts_are_refused_with_what_there_is():
     with pytest.raises(
-        InputError, match=r"Unknown plug 'fedtda' .did you mean 'fedtad'.*: there are fedtad, fedtad_rel"
+        InputError, match=r"Unknown plug 'fedtda' .did you mean 'fedtad'.*: there are fedtad, fedtad_pa"
     ):
         make_method("fedavg", {}, "fedtda")
     for host in ("local", "centralised", "fedgkc", "dpsgd", "fedtad"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 from graft import __version__
-from graft.errors import GraftError, InputError
+from graft.errors import GraftError, InputError, MemoryWarning
 
 if TYPE_CHECKING:
     from graft.experiments.run import Result
@@ -42,12 +43,22 @@ def guarded(command: Command) -> Command:
     @functools.wraps(command)
     def inner(*arguments: Any, **options: Any) -> None:
         try:
-            command(*arguments, **options)
+            with warnings.catch_warnings():
+                warnings.showwarning = functools.partial(show_warning, warnings.showwarning)
+                command(*arguments, **options)
         except GraftError as error:
             error_console.print(f"graft: {error}", markup=False, soft_wrap=True)
             raise typer.Exit(2 if isinstance(error, InputError) else 1) from None
 
     return inner  # type: ignore[return-value]
+
+
+def show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Graft's own warnings are one sentence too."""
+    if issubclass(category, MemoryWarning):
+        error_console.print(f"graft: {message}", markup=False, soft_wrap=True)
+    else:
+        usual(message, category, *place)
 
 
 def version(wanted: bool) -> None:
@@ -92,6 +103,7 @@ def run(
     head: Annotated[Names, typer.Option(help="linear or conv.")] = None,
     rounds: Annotated[Number, typer.Option(help="Rounds of the federation.")] = None,
     epochs: Annotated[Number, typer.Option(help="Local epochs a round.")] = None,
+    batches: Annotated[Number, typer.Option(help="Steps an epoch, each on a part of a client's nodes.")] = None,
     optimizer: Annotated[Names, typer.Option(help="adam or sgd.")] = None,
     learning_rate: Annotated[Share, typer.Option(help="Step size of the local optimiser.")] = None,
     weight_decay: Annotated[Share, typer.Option(help="L2 penalty of the local optimiser.")] = None,
@@ -107,6 +119,7 @@ def run(
     seed: Annotated[Number, typer.Option(help="Seed of partition, split, weights and training.")] = None,
     device: Annotated[Names, typer.Option(help="auto, cpu or cuda.")] = None,
     engine: Annotated[Names, typer.Option(help="in_process or loopback.")] = None,
+    memory: Annotated[Names, typer.Option(help="Memory that may be used, as 4GB; a share of what is free.")] = None,
     checkpoint_every: Annotated[Number, typer.Option(help="Rounds between checkpoints.")] = None,
     set_: Annotated[Optional[list[str]], typer.Option("--set", help="A field of the method or plug: mu=0.1.")] = None,  # noqa: UP045
     against: Annotated[Names, typer.Option(help="Run these methods too and compare, as local,centralised.")] = None,

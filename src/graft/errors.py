@@ -11,3 +11,7 @@ class InputError(GraftError):
 
 class RunError(GraftError):
     """The run failed: say which client, which step and which round."""
+
+
+class MemoryWarning(UserWarning):
+    """The run may need more memory than there is; it goes on."""

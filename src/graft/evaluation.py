@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class Accuracy:
         return number((values * self.nodes)[known].sum() / self.nodes[known].sum())
 
     def clients(self, kind: str) -> list[float | None]:
-        return [number(value) for value in self.per_client[:, KINDS.index(kind)]]
+        values: list[float] = self.per_client[:, KINDS.index(kind)].tolist()
+        return [None if isnan(value) else value for value in values]
 
 
 def number(value: Tensor) -> float | None:

@@ -29,6 +29,7 @@ class Replies:
         """Each part holds the numbers of some clients and their answers, stacked along the first axis."""
         self._parts = parts
         self.clients = sorted(client for clients, _ in parts for client in clients)
+        self._places = {client: (row, part) for clients, part in parts for row, client in enumerate(clients)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -42,15 +43,13 @@ class Replies:
     def _in_order(self, branches: list[Any]) -> Any:
         if len(self._parts) == 1 and self._parts[0][0] == self.clients:
             return branches[0]
-        arrived = [client for clients, _ in self._parts for client in clients]
-        order = torch.tensor([arrived.index(client) for client in self.clients])
+        arrived = torch.tensor([client for clients, _ in self._parts for client in clients])
+        order = arrived.argsort()
         return map_tree(lambda *pieces: torch.cat(pieces)[order.to(pieces[0].device)], branches[0], *branches[1:])
 
     def __getitem__(self, client: int) -> Any:
-        for clients, part in self._parts:
-            if client in clients:
-                return take(part, clients.index(client))
-        raise KeyError(client)
+        row, part = self._places[client]
+        return take(part, row)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -143,7 +142,8 @@ class Clients:
 
     def only(self, members: Sequence[int]) -> Clients:
         """Some of the clients that take part in this round."""
-        return self._with([one for one in self.members if one in members], self._listener)
+        wanted = set(members)
+        return self._with([one for one in self.members if one in wanted], self._listener)
 
     def heard_by(self, listener: Callable[[Replies], None]) -> Clients:
         """The same clients; whatever they answer is shown to the listener as well."""

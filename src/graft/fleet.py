@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from graft.data.graphs import Graph
+from graft.data.graphs import Graph, cut
+from graft.data.partitions import partition
 from graft.graph import FleetGraph, lay_out
 from graft.randomness import Stream, seed_for, streams
-from graft.training import Part, Training, fit
+from graft.training import Part, Training, fit, full_batch
 from graft.weights import Tree, Weights, spread
 
 if TYPE_CHECKING:
@@ -34,6 +35,32 @@ class Labels:
 
     def select(self, chosen: list[int]) -> Labels:
         return Labels(self.classes[chosen], self.masks[chosen], self.groups[chosen], self.group_count)
+
+    @cached_property
+    def train_nodes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The training nodes of each client [clients, most], their labels, and their shares in a mean over them.
+
+        A client with fewer than the most repeats one of its nodes with share zero.
+        """
+        train = self.masks[:, 0]
+        counts = train.sum(1, keepdim=True)
+        nodes = train.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(counts.max()))]
+        real = torch.arange(nodes.shape[1], device=nodes.device) < counts
+        nodes = torch.where(real, nodes, nodes[:, :1])
+        return nodes, self.classes.gather(1, nodes), real / counts.clamp(min=1)
+
+
+@dataclass
+class Batch:
+    """A part of every client's nodes, and the edges inside it."""
+
+    graph: FleetGraph
+    labels: Labels
+    nodes: Tensor  # int64 [clients, nodes of the batch]: which nodes they are; a spare one repeats another
+    doubtful: bool  # whether there may be a client without a training node in it
+
+    def select(self, chosen: list[int]) -> Batch:
+        return Batch(self.graph.select(chosen), self.labels.select(chosen), self.nodes[chosen], self.doubtful)
 
 
 class Fleet:
@@ -58,6 +85,8 @@ class Fleet:
         self.seed = seed
         self._make = make
         self.clean: tuple[FleetGraph, Labels] | None = None  # what to score on, if these data are perturbed
+        self.cut_batches: Callable[[], list[Batch]] = list  # how to make the batches, if there are any
+        self._batch: Batch | None = None  # the one that is being trained on
         self.state = Tree()  # what these clients keep between steps
         self.derived: dict[Any, Any] = {}  # what steps made of data and state; never saved, so it can be made again
         self.losses: dict[str, Tensor] = {}  # last loss of every `fit` of the current step
@@ -95,7 +124,6 @@ class Fleet:
         if self.clean is None:
             return self
         fleet = copy(self)
-        fleet.__dict__.pop("train_nodes", None)  # those of the perturbed data
         fleet.graph, fleet.labels = self.clean
         return fleet
 
@@ -168,28 +196,45 @@ class Fleet:
         settings = training or self.training
         if epochs is not None:
             settings = replace(settings, epochs=epochs)
-        fitted, states, last = fit(parts, settings)
+        whole = self.graph, self.labels
+        try:
+            fitted, states, last = fit(parts, settings, self._turns if settings.batches > 1 else full_batch)
+        finally:
+            self.graph, self.labels = whole
+            self._batch = None
         self.losses.update(last)
         if settings.optimizer_state == "persistent":
             optimizers.update(states)
         return fitted
 
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """The parts that training goes through in turn, the same in every round."""
+        return self.cut_batches()
+
+    def _turns(self, epoch: int) -> Iterator[bool]:
+        """Be each batch in turn: whatever looks at the fleet's graph and labels then sees those of the batch."""
+        # Every epoch of a round has an order of its own, and every round has those: a recorded step must not change.
+        for place in np.random.default_rng(seed_for(self.seed, "batches", epoch)).permutation(len(self.batches)):
+            batch = self._batch = self.batches[place]
+            self.graph, self.labels = batch.graph, batch.labels
+            yield batch.doubtful
+
+    def at_hand(self, values: Tensor) -> Tensor:
+        """Of values of all nodes, [clients, nodes, ...], those of the nodes that a loss is asked about right now."""
+        if self._batch is None:
+            return values
+        nodes = self._batch.nodes
+        return values.gather(1, nodes.view(*nodes.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:]))
+
     def architecture(self, name: str) -> Model:
         """Another architecture, for the data and with the width and dropout of this experiment."""
         return self._make(name)
 
-    @cached_property
+    @property
     def train_nodes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The training nodes of each client [clients, most], their labels, and their shares in a mean over them.
-
-        A client with fewer than the most repeats one of its nodes with share zero.
-        """
-        train = self.labels.masks[:, 0]
-        counts = train.sum(1, keepdim=True)
-        nodes = train.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(counts.max()))]
-        real = torch.arange(nodes.shape[1], device=self.device) < counts
-        nodes = torch.where(real, nodes, nodes[:, :1])
-        return nodes, self.labels.classes.gather(1, nodes), real / counts.clamp(min=1)
+        """The training nodes of each client [clients, most], their labels, and their shares in a mean over them."""
+        return self.labels.train_nodes
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Mean loss over each client's training nodes; zero for a client without any."""
@@ -228,6 +273,7 @@ class Fleet:
         graph, labels = self.graph.select(chosen), self.labels.select(chosen)
         fleet = Fleet(clients, graph, labels, self.model, self.training, self.seed, self._make)
         fleet.federation, fleet.derived = self.federation, self.derived
+        fleet.cut_batches = lambda: [batch.select(chosen) for batch in self.batches]
         if self.clean is not None:
             fleet.clean = self.clean[0].select(chosen), self.clean[1].select(chosen)
         return fleet
@@ -253,7 +299,28 @@ def build_fleet(
     graph, labels = laid_out(graphs, device, groups)
     fleet = Fleet(clients, graph, labels, model, training, seed, make)
     fleet.clean = None if clean is None else laid_out(clean, device, groups)
+    if training.batches > 1:
+        fleet.cut_batches = partial(cut_batches, graphs, training.batches, seed, device)
     return fleet
+
+
+def cut_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.device) -> list[Batch]:
+    """Cut each client's nodes into parts of like size with few edges between them, and lose those edges.
+
+    Cluster-GCN (Chiang et al., KDD 2019), with one cluster a step.
+    """
+    clusters = [partition(graph, count, "metis", seed) for graph in graphs]
+    parts = [cut(graph, membership) for graph, membership in zip(graphs, clusters, strict=True)]
+    batches = []
+    for place in range(count):
+        mine = [part[place] for part in parts]
+        graph, labels = laid_out(mine, device, None)
+        nodes = torch.zeros(len(graphs), graph.nodes, dtype=torch.int64)
+        for client, membership in enumerate(clusters):
+            nodes[client, : mine[client].nodes] = torch.from_numpy(np.flatnonzero(membership == place))
+        doubtful = not all(part.train is not None and part.train.any() for part in mine)
+        batches.append(Batch(graph, labels, nodes.to(device), doubtful))
+    return batches
 
 
 def laid_out(graphs: Sequence[Graph], device: torch.device, groups: np.ndarray | None) -> tuple[FleetGraph, Labels]:

@@ -116,14 +116,14 @@ class FleetGraph:
             return pattern.with_values(values[entries])
         return self._headed(heads)[0]
 
-    def _headed(self, heads: int) -> tuple[BlockSparse, Tensor]:
+    def _headed(self, heads: int) -> tuple[BlockSparse, Tensor | slice]:
         if heads not in self._heads:
             repeated = [client for client in range(self.clients) for _ in range(heads)]
             self._heads[heads] = self.looped.select(repeated), self.looped.entries_of(repeated)
         return self._heads[heads]
 
     @cached_property
-    def _heads(self) -> dict[int, tuple[BlockSparse, Tensor]]:
+    def _heads(self) -> dict[int, tuple[BlockSparse, Tensor | slice]]:
         return {}
 
     @cached_property
@@ -157,9 +157,13 @@ class FleetGraph:
         """The graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made again."""
         features = self.features[chosen] if isinstance(self.features, Tensor) else self.features.select(chosen)
         picked = FleetGraph(self.neighbours.select(chosen), features, self.sizes[chosen])
-        for prepared in ("looped", "normalised", "mean"):
-            if prepared in self.__dict__:
-                picked.__dict__[prepared] = getattr(self, prepared).select(chosen)
+        if "looped" in self.__dict__:
+            picked.looped = self.looped.select(chosen)
+        if "normalised" in self.__dict__:  # it shares its pattern with A + I, and the mean with A
+            picked.normalised = picked.looped.with_values(self.normalised.values_of(chosen))
+        if "mean" in self.__dict__:
+            values = (matrix.values_of(chosen) for matrix in (self.mean, self.mean.transpose))
+            picked.mean = picked.neighbours.with_values(*values)
         return picked
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
@@ -49,7 +49,9 @@ class Method:
 
     one_model: ClassVar[bool] = False  # whether all clients must have the same architecture
     architecture: ClassVar[str | None] = None  # the one it is about, by name; without one, the experiment's models
+    usual: ClassVar[Mapping[str, Any]] = {}  # fields of the experiment, as models, that it sets where nobody else does
     pooled: ClassVar[bool] = False  # whether it trains on all data in one place (not federated at all)
+    batched: ClassVar[bool] = True  # whether it can train in batches: losses look at the fleet's graph and labels only
 
     def start_server(self, server: Server) -> None:
         """Set the state that the server keeps; every field it will ever have."""

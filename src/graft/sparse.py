@@ -123,37 +123,63 @@ class BlockSparse:
         return _Product.apply(self, dense)  # type: ignore[no-any-return, no-untyped-call]
 
     @cached_property
-    def _bounds(self) -> list[int]:
+    def _bounds(self) -> Tensor:
+        """Where each block begins and the last one ends, on the CPU."""
         if self._like is not None:
             return self._like._bounds
-        return self.starts[:: self.rows].tolist()
+        return self.starts[:: self.rows].long().cpu()
 
-    def entries_of(self, chosen: list[int]) -> Tensor:
+    def entries_of(self, chosen: list[int]) -> Tensor | slice:
         """Where the entries of some blocks stand, in the order given."""
-        parts = [range(self._bounds[block], self._bounds[block + 1]) for block in chosen]
-        return torch.cat([torch.arange(part.start, part.stop) for part in parts]).to(self.columns.device)
+        if side_by_side(chosen):
+            return slice(int(self._bounds[chosen[0]]), int(self._bounds[chosen[-1] + 1]))
+        blocks = torch.tensor(chosen)
+        first, stop = self._bounds[blocks], self._bounds[blocks + 1]
+        upto = (stop - first).cumsum(0)
+        places = torch.arange(int(upto[-1]), device=self.columns.device)
+        return places + self._entry_by_entry(stop - upto, blocks)
+
+    def values_of(self, chosen: list[int]) -> Tensor | None:
+        """The values of some blocks, in the order given."""
+        return None if self.values is None else self.values[self.entries_of(chosen)]
+
+    def _entry_by_entry(self, values: Tensor, blocks: Tensor) -> Tensor:
+        """One value a block, repeated for each of its entries; both are on the CPU, so nothing waits for a device."""
+        counts = self._bounds[blocks + 1] - self._bounds[blocks]
+        device = self.columns.device
+        return torch.repeat_interleave(values.to(device), counts.to(device), output_size=int(counts.sum()))
 
     def select(self, chosen: list[int]) -> BlockSparse:
         """The matrix of some of the blocks, in the order given; a block may be taken more than once."""
         picked = self._cut(chosen)
         picked.symmetric = self.symmetric
-        if self._transpose is not None:
-            picked._pair_with(self._transpose._cut(chosen))
+        if not self.symmetric:  # training will want it, and it is sorted once here instead of in every cut
+            picked._pair_with(self.transpose._cut(chosen))
         return picked
 
     def _cut(self, chosen: list[int]) -> BlockSparse:
-        parts = [slice(self._bounds[block], self._bounds[block + 1]) for block in chosen]
-        counts = self.starts.diff().view(self.blocks, self.rows)[chosen]
-        starts = functional.pad(counts.flatten().cumsum(0), (1, 0)).to(torch.int32)
-        moves = [(new - old) * self.width for new, old in enumerate(chosen)]
-        columns = torch.cat([self.columns[part] + move for part, move in zip(parts, moves, strict=True)])
-        values = None if self.values is None else torch.cat([self.values[part] for part in parts])
+        entries = self.entries_of(chosen)
+        if isinstance(entries, slice):  # one step for all of them, and values need no copy
+            starts = self.starts[chosen[0] * self.rows : (chosen[-1] + 1) * self.rows + 1] - entries.start
+            columns = self.columns[entries] - chosen[0] * self.width
+        else:
+            first, stop = (ends.view(self.blocks, self.rows)[chosen] for ends in (self.starts[:-1], self.starts[1:]))
+            starts = functional.pad((stop - first).flatten().cumsum(0), (1, 0)).to(torch.int32)
+            blocks = torch.tensor(chosen)
+            moves = ((torch.arange(len(chosen)) - blocks) * self.width).to(torch.int32)
+            columns = self.columns[entries] + self._entry_by_entry(moves, blocks)
+        values = None if self.values is None else self.values[entries]
         return BlockSparse(starts, columns, values, len(chosen), (self.rows, self.width))
 
     def row_sums(self, values: Tensor) -> Tensor:
         """Sums of one value an entry over each row, flat."""
         ones = values.new_ones(self.blocks, self.width, 1)
         return self.with_values(values).times(ones).flatten()
+
+
+def side_by_side(chosen: list[int]) -> bool:
+    """Whether these are numbers that follow each other."""
+    return chosen == list(range(chosen[0], chosen[-1] + 1))
 
 
 def csr(starts: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from graft.weights import Tree, Weights, grow, leaves, map_tree
 class Training:
     """How a client trains."""
 
-    epochs: int = 3  # full-batch steps a round
+    epochs: int = 3  # how often a round goes through a client's nodes
     optimizer: Literal["adam", "sgd", "momentum"] = "adam"
     learning_rate: float = 0.01
     weight_decay: float = 5e-4
@@ -24,6 +24,12 @@ class Training:
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"  # what a client's vote in an average counts
     momentum: float = 0.9  # how much of its last step the optimiser of that name takes again
     clip: float = 0.0  # the greatest norm that a client's gradient may have; 0 leaves it as it is
+    batches: int = 1  # how many steps an epoch takes, each on another part of the nodes; 1 is full batch
+
+    @property
+    def steps(self) -> int:
+        """How many steps a round takes."""
+        return self.epochs * self.batches
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,22 @@ class Part:
     frozen: frozenset[str] = frozenset()  # paths that are not trained
 
 
-def fit(parts: dict[str, Part], training: Training) -> tuple[Tree, Tree, dict[str, Tensor]]:
+def full_batch(epoch: int) -> Iterable[bool]:  # noqa: ARG001
+    """One turn an epoch, on all nodes."""
+    return (False,)
+
+
+def fit(
+    parts: dict[str, Part], training: Training, turns: Callable[[int], Iterable[bool]] = full_batch
+) -> tuple[Tree, Tree, dict[str, Tensor]]:
     """Train for a few epochs; returns weights, optimiser states and each client's last losses, part by part.
 
     In every epoch each part takes one step in turn, against the others as they are by then. A loss returns one
     number a client: their sum gives every client exactly its own gradient, and all optimisers work element by
     element, so a fleet trains as its clients would alone.
+
+    `turns` are those of an epoch: before each the data may change that the losses see, and it is true where some
+    client may have nothing to learn from them.
     """
     start, update = OPTIMIZERS[training.optimizer]
     tree, states, last = Tree(), Tree(), {}
@@ -53,19 +69,44 @@ def fit(parts: dict[str, Part], training: Training) -> tuple[Tree, Tree, dict[st
         trained[name] = {path: leaf.requires_grad_() for path, leaf in floating.items() if path not in part.frozen}
         fresh = part.state is None or training.optimizer_state == "reset"
         tree[name], states[name] = grow(flat), start(trained[name]) if fresh else part.state
-    for _ in range(training.epochs):
-        for name, part in parts.items():
-            values = part.loss(tree)
-            gradients = torch.autograd.grad(values.sum(), list(trained[name].values()), allow_unused=True)
-            found = zip(trained[name], gradients, strict=True)
-            used = {path: gradient.contiguous() for path, gradient in found if gradient is not None}
-            with torch.no_grad():
-                if training.clip:
-                    used = clipped(used, training.clip)
-                update(trained[name], used, states[name], training)
-            last[name] = values.detach()
-            del values, gradients, found, used  # or the next step would hold two sets of gradients
+    for epoch in range(training.epochs):
+        seen: dict[str, list[Tensor]] = {name: [] for name in parts}
+        for doubtful in turns(epoch):
+            for name, part in parts.items():
+                values = part.loss(tree)
+                gradients = torch.autograd.grad(values.sum(), list(trained[name].values()), allow_unused=True)
+                found = zip(trained[name], gradients, strict=True)
+                used = {path: gradient.contiguous() for path, gradient in found if gradient is not None}
+                with torch.no_grad():
+                    if training.clip:
+                        used = clipped(used, training.clip)
+                    take = taught(update) if doubtful else update
+                    take(trained[name], used, states[name], training)
+                seen[name].append(values.detach())
+                del values, gradients, found, used  # or the next step would hold two sets of gradients
+        last = {name: mean_of(losses) for name, losses in seen.items()}
     return map_tree(Tensor.detach, tree), states, last
+
+
+def mean_of(losses: list[Tensor]) -> Tensor:
+    return losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
+
+
+def taught(update: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimiser that leaves a client as it is, moments and all, where its loss says nothing.
+
+    Without this, momentum and weight decay would still move the client, and Adam takes full steps after either.
+    """
+
+    def careful(trained: dict[str, Tensor], gradients: dict[str, Tensor], state: Tree, training: Training) -> None:
+        told = torch.stack([leaf.reshape(len(leaf), -1).any(1) for leaf in gradients.values()]).any(0)
+        changing = [*trained.values(), *(leaf for _, leaf in leaves(state))]
+        before = [leaf.clone() for leaf in changing]
+        update(trained, gradients, state, training)
+        for leaf, old in zip(changing, before, strict=True):
+            leaf.copy_(torch.where(told.view(-1, *[1] * (leaf.dim() - 1)), leaf, old))
+
+    return careful
 
 
 def clipped(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.exchange import Clients, Request, Traffic
+from graft.graph import FleetGraph
 from graft.method import Method, step
 from graft.weights import Tree
 from tests.toy import toy_setup
@@ -43,6 +44,11 @@ class Ragged(Method):
         """Two fields become one tensor."""
         fleet.state.older = fleet.state.newer
         return Tree()
+
+    @step
+    def show(self, fleet):
+        """The answer is what is kept."""
+        return Tree(newer=fleet.state.newer)
 
     @step(fleet=False)
     def renew(self, fleet):
@@ -113,3 +119,25 @@ def test_fields_that_a_step_made_one_tensor_part_again(asked):
     for client, state in engine.state().items():
         assert state.newer.tolist() == ([2, 2] if client in asked else [1, 1])
         assert state.older.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("asked", [[0], [1, 2], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("participation", [0.5, 1.0])
+def test_an_answer_does_not_change_when_state_does(asked, participation):
+    engine = InProcess(toy_setup(Ragged(), participation=participation))
+    answer = engine.ask(Request("show", 1, asked)).newer
+    engine.ask(Request("shift_together", 1, asked))
+    assert answer.eq(1).all()
+    assert engine.ask(Request("show", 1, asked)).newer.eq(2).all()  # the negative control
+
+
+def test_graphs_are_cut_once_for_the_clients_of_a_round_and_not_at_all_for_everyone(monkeypatch):
+    cuts = []
+    select = FleetGraph.select
+    monkeypatch.setattr(FleetGraph, "select", lambda graph, chosen: cuts.append(chosen) or select(graph, chosen))
+    engine = InProcess(toy_setup(Ragged(), participation=0.5))
+    engine.ask(Request("show", 1, [0, 1, 2]))
+    assert not cuts
+    for asked in ([0, 2], [0, 2], [1], [0, 2]):
+        engine.ask(Request("show", 1, asked))
+    assert cuts == [[0, 2], [1], [0, 2]]

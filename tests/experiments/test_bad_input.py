@@ -68,6 +68,7 @@ def refused(result, *words):
         (["--learning-rate", "-1"], ["learning_rate"]),
         (["--against", "nobody"], ["Unknown method 'nobody'"]),
         (["--engine", "carrier-pigeon"], ["'engine'", "in_process"]),
+        (["--memory", "4"], ["memory is '4'", "4GB"]),
     ],
 )
 def test_wrong_words_are_refused_with_what_exists(arguments, words, elsewhere):

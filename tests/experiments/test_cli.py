@@ -95,6 +95,14 @@ def test_loopback_gives_the_same_answer(elsewhere):
     assert here["communication"] == there["communication"]
 
 
+def test_little_memory_gives_a_warning_and_the_same_answer(elsewhere):
+    assert "graft: A step of client 0, 1, 2 is estimated" in call("run", *SMALL, "--memory", "1KB", "--out", "little")
+    assert "estimated" not in call("run", *SMALL, "--memory", "1GB", "--out", "enough")
+    little, enough = (json.loads((elsewhere / name / "result.json").read_text()) for name in ("little", "enough"))
+    assert little["accuracy"] == pytest.approx(enough["accuracy"], abs=1e-6)
+    assert little["communication"] == enough["communication"]
+
+
 PEERS = ["--method", "dpsgd", "--dataset", DATASET, "--clients", "4"]
 
 

@@ -11,6 +11,7 @@ from graft.experiments.report import (
     given_by_others,
     local_best,
     network,
+    recorded,
     size,
     spread,
     weights_of,
@@ -39,6 +40,24 @@ def test_numbers_are_written_as_people_read_them():
         "3.9 MB",
         "5.0 GB",
     ]
+
+
+def cells(page):
+    return [re.findall("<td>([^<]*)</td>", row) for row in re.findall("<tr>(.*?)</tr>", page)[1:]]
+
+
+def test_what_a_method_noted_is_shown_round_by_round_in_short():
+    rounds = [
+        {"details": {"moment_bytes": 1000, "discrepancy": [0.5, 1.5], "margin": None, "kept": True}},
+        {"details": {"moment_bytes": 3000, "discrepancy": [[3.0], [float("nan")]], "words": "none"}},
+        {"details": {}},
+    ]
+    assert cells(recorded(rounds)) == [
+        ["moment bytes", "1.0 kB", "3.0 kB", "2.0 kB"],
+        ["discrepancy", "1", "3", "2"],
+        ["kept", "1", "1", "1"],
+    ]
+    assert recorded([{"details": {}}, {"round": 2}]) == ""
 
 
 LINKS = [[0, 0, 0.5], [0, 1, 0.5], [1, 1, 1.0], [2, 0, 0.25], [2, 1, 0.75]]

@@ -13,12 +13,13 @@ from torch_geometric.nn import GCNConv
 
 import graft
 from graft.data import datasets
-from graft.errors import InputError, RunError
+from graft.errors import InputError, MemoryWarning, RunError
+from graft.experiments import records
 from graft.experiments.records import RunDirectory
 from graft.experiments.run import participants
 from graft.methods.fedavg import FedAvg
 from graft.weights import Tree
-from tests.toy import same
+from tests.toy import gap, same
 
 RESULT = {
     "graft": str,
@@ -107,6 +108,25 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(small, tmp_p
         assert resumed.summary[name] == unbroken.summary[name]
     on_disk = RunDirectory(tmp_path / "half").read_rounds()
     assert [record["round"] for record in on_disk] == list(range(1, 10))
+
+
+def test_a_checkpoint_in_several_files_is_resumed_with_less_memory(small, tmp_path, monkeypatch):
+    settings = small | {"rounds": 4, "participation": 0.7, "checkpoint_every": 2}
+    unbroken = graft.run("fedavg", **settings)
+    monkeypatch.setattr(records, "FILE_BYTES", 1000)
+
+    def crash(record):
+        if record["round"] == 3:
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        graft.run("fedavg", out=tmp_path / "run", progress=crash, **settings)
+    assert len(list((tmp_path / "run" / "checkpoint").glob("state*.safetensors"))) > 3
+    file = tmp_path / "run" / "experiment.toml"
+    file.write_text(file.read_text().replace('memory = ""', 'memory = "1KB"'))
+    with pytest.warns(MemoryWarning, match="a budget of"):
+        resumed = graft.resume(tmp_path / "run")
+    assert gap(resumed.server, unbroken.server) < 1e-5
 
 
 def test_resume_drops_rounds_that_came_after_the_checkpoint(small, tmp_path):

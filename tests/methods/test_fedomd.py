@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+import graft
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.exchange import Request
+from graft.experiments.experiment import make_experiment
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedomd import FedOMD, central_moments, discrepancy, hidden_of, moments_around
+from graft.methods.fedomd import FedOMD, FedOMDPaper, central_moments, discrepancy, hidden_of, moments_around
 from graft.models.ortho_gcn import OrthoGCN, departure
 from graft.randomness import Stream
 from graft.weights import count_bytes, leaves, map_tree, spread
@@ -305,6 +307,34 @@ def test_scores_use_the_network_that_was_trained():
     assert not model.orthogonal
     common = played.engine.ask(Request("score_shared", 5, [0, 1, 2], played.server.state.model)).correct
     assert common.shape == (3, 1, 3)
+
+
+def test_papers_weight_of_moments_is_in_a_preset():
+    assert (FedOMD().beta, FedOMDPaper().beta) == (0.1, 10.0)
+    assert replace(FedOMDPaper(), beta=0.1).__dict__ == FedOMD().__dict__
+    ours, papers = (play(ortho_setup(method), rounds=2) for method in (FedOMD(beta=10.0), FedOMDPaper()))
+    assert same(ours.server.state, papers.server.state)
+
+
+@pytest.mark.parametrize("name", ["fedomd", "fedomd_paper"])
+def test_papers_network_is_trained_unless_another_is_named(name):
+    usual = make_experiment({"method": name})
+    assert (usual.models, usual.head) == ("ortho_gcn", "conv")
+    named = make_experiment({"method": name, "models": "gcn", "head": "linear"})
+    assert (named.models, named.head) == ("gcn", "linear")
+    other = make_experiment({"method": "fedavg"})
+    assert (other.models, other.head) == ("gcn", "linear")
+
+
+@pytest.mark.parametrize("method", ["fedomd", FedOMD(order=2)])
+def test_papers_network_is_trained_from_python_too(method):
+    def trained(**settings):
+        return graft.run(method, "synthetic:nodes=60,classes=3,features=8", clients=2, rounds=1, **settings)
+
+    usual, named = trained(), trained(models="gcn")
+    assert [row["model"] for row in usual.summary["per_client"]] == ["ortho_gcn"] * 2
+    assert list(usual.server.model) == ["layer0", "layer1", "layer2", "head"]
+    assert [row["model"] for row in named.summary["per_client"]] == ["gcn"] * 2
 
 
 @pytest.mark.parametrize("models", ["gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4"])

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from graft.engines.capture import Message, Recorder, given, shallow, side_stream
+from graft.engines.memory import Plan, budget, estimate, in_words, mapped, parameters_of, plan
 from graft.engines.setup import Setup, StepFailed
+from graft.errors import MemoryWarning
 from graft.exchange import Replies, Request, check_reply
 from graft.fleet import Fleet, group_clients
 from graft.method import find_step
-from graft.weights import Tree, leaves, map_tree, stack, take
+from graft.sparse import side_by_side
+from graft.weights import Tree, grow, leaves, map_tree, stack
 
 
 class InProcess:
@@ -29,14 +34,17 @@ class InProcess:
         if setup.device.type == "cpu":
             reuse_large_blocks()
         groups = [[client] for client in setup.clients] if alone else group_clients(setup.models, setup.graphs)
-        self.fleets = [setup.fleet(group) for group in groups]
+        found = plan_fleets(setup, groups)
+        self.fleets = [setup.fleet(group) for group in found.groups]
+        self._on_disk = found.on_disk
+        self._parts: dict[int, tuple[list[int], Fleet]] = {}  # of every fleet, those that were asked last
         self._losses: list[tuple[str, list[int], Tensor]] = []
         for fleet in self.fleets:
             setup.method.start_client(fleet)
             # Initial weights are one tensor seen by all clients; from here on each client has its own.
-            fleet.state = map_tree(torch.Tensor.contiguous, fleet.state)
+            fleet.state = self._kept(fleet.state)
         # Your own modules may do anything, so only steps of native models are recorded.
-        fast = setup.device.type == "cuda" and setup.record
+        fast = setup.device.type == "cuda" and setup.record and found.roomy
         native = [fleet for fleet in self.fleets if fast and fleet.model.stackable]
         # The first fleet shares the stream of everything else; further fleets run side by side with it.
         self._recorders = {id(fleet): Recorder(None if place else side_stream()) for place, fleet in enumerate(native)}
@@ -62,16 +70,17 @@ class InProcess:
         self, function: Callable[..., Any], request: Request, whole: Fleet, chosen: list[int], *, record: bool
     ) -> tuple[list[int], Any]:
         step, round = request.step, request.round
-        everyone = len(chosen) == len(whole.clients) and self._setup.participation == 1
-        fleet = whole
-        if not everyone:
-            fleet = whole.select(chosen)
-            taken = share_of(whole, chosen)
+        everyone = len(chosen) == len(whole.clients)
+        # Where all clients take part in every round, state is replaced; elsewhere it is written into, row by row.
+        replaced = everyone and self._setup.participation == 1 and not self._on_disk
+        fleet, kept = whole if everyone else self._part(whole, chosen), whole.state
+        if not replaced:
+            taken = share_of(kept, chosen, whole.device)
             fleet.state = shallow(taken)
         fleet.begin(round, step, request.turn)
         try:
             message = message_for(fleet, request)
-            if everyone and record and id(whole) in self._recorders:
+            if replaced and record and id(whole) in self._recorders:
                 reply = self._recorders[id(whole)].run(function, fleet, step, message)
             else:
                 reply = function(fleet, *given(message, fleet))
@@ -80,26 +89,65 @@ class InProcess:
             raise
         except Exception as error:
             raise StepFailed(self._setup.name, fleet.clients, step, round, error) from error
-        if not everyone:
-            put_back(whole, chosen, taken, fleet.state)
+        if not replaced:
+            state, fleet.state, whole.state = fleet.state, Tree(), kept
+            reply = apart(reply, kept)
+            self._put_back(whole, chosen, taken, state)
         self._losses += [(label, fleet.clients, loss) for label, loss in fleet.labelled_losses(step)]
         return fleet.clients, reply
+
+    def _part(self, whole: Fleet, chosen: list[int]) -> Fleet:
+        """Some clients of a fleet; those that were asked last are often asked again in the same round."""
+        if id(whole) not in self._parts or self._parts[id(whole)][0] != chosen:
+            self._parts.pop(id(whole), None)  # or two of them would be held
+            self._parts[id(whole)] = chosen, whole.select(chosen)
+        return self._parts[id(whole)][1]
+
+    def _kept(self, state: Tree) -> Tree:
+        """State where it will live: every client's own, in memory or in a file."""
+        if not self._on_disk:
+            return map_tree(lambda leaf: leaf.to(self._setup.device).contiguous(), state)  # type: ignore[no-any-return]
+        return map_tree(lambda leaf: mapped(leaf.shape, leaf.dtype).copy_(leaf), state)  # type: ignore[no-any-return]
+
+    def _put_back(self, whole: Fleet, chosen: list[int], taken: Tree, state: Tree) -> None:
+        """Write the state of the clients that were asked into the state of the whole fleet."""
+        known = dict(leaves(whole.state))
+        held = Counter(place_of(leaf) for leaf in known.values())
+        before = dict(leaves(taken))
+        changed = []
+        for path, leaf in leaves(state):
+            if place_of(leaf) in held and leaf is before.get(path):  # unchanged, or changed where it is kept
+                continue
+            if path not in known:
+                if not path.startswith("optimizer/"):
+                    raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
+                # A client that has not trained yet has an optimiser that has seen nothing: all zeros.
+                shape = len(whole.clients), *leaf.shape[1:]
+                known[path] = mapped(shape, leaf.dtype) if self._on_disk else leaf.new_zeros(shape)
+                plant(whole.state, path, known[path])
+            elif held[place_of(known[path])] > 1:  # a step gave two fields one tensor
+                known[path] = known[path].clone()
+                plant(whole.state, path, known[path])
+            # A view that moved to another field must be safe before anything is written.
+            changed.append((known[path], leaf.clone() if place_of(leaf) in held else leaf))
+        for into, leaf in changed:
+            into[rows(chosen, into.device)] = leaf.to(into.device)
 
     def losses(self) -> list[tuple[str, list[int], Tensor]]:
         losses, self._losses = self._losses, []
         return losses
 
     def state(self) -> dict[int, Tree]:
-        return {
-            client: take(fleet.state, position)
-            for fleet in self.fleets
-            for position, client in enumerate(fleet.clients)
-        }
+        states: dict[int, Tree] = {}
+        for fleet in self.fleets:
+            apiece = map_tree(torch.unbind, fleet.state)
+            for position, client in enumerate(fleet.clients):
+                states[client] = map_tree(itemgetter(position), apiece)
+        return states
 
     def restore(self, state: Mapping[int, Tree]) -> None:
         for fleet in self.fleets:
-            stacked = stack([state[client] for client in fleet.clients])
-            fleet.state = map_tree(lambda leaf: leaf.to(self._setup.device), stacked)
+            fleet.state = self._kept(stacked([state[client] for client in fleet.clients]))
             fleet.derived.clear()
 
     def close(self) -> None:
@@ -113,9 +161,35 @@ def message_for(fleet: Fleet, request: Request) -> Message:
     if request.mail is None:
         return Message(request.message)
     mail = request.mail
-    rows = [request.clients.index(client) for client in fleet.clients]
-    senders = torch.tensor(mail.senders, device=fleet.device).expand(len(rows), -1)
-    return Message({"sent": mail.sent}, {"links": mail.links[rows], "senders": senders})
+    places = {client: place for place, client in enumerate(request.clients)}
+    recipients = [places[client] for client in fleet.clients]
+    senders = torch.tensor(mail.senders, device=fleet.device).expand(len(recipients), -1)
+    return Message({"sent": mail.sent}, {"links": mail.links[recipients], "senders": senders})
+
+
+def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
+    """Which clients are a fleet, so that the memory there is suffices; says so where it does not."""
+    largest = [(group, max(setup.graphs[client].nodes for client in group)) for group in groups]
+    padded = {client: nodes for group, nodes in largest for client in group}
+    parameters = {model: parameters_of(model) for model in set(setup.models)}
+    needs = [
+        estimate(graph, padded[client], model, parameters[model], setup.training)
+        for client, (graph, model) in enumerate(zip(setup.graphs, setup.models, strict=True))
+    ]
+    if setup.clean is not None:  # what models are scored on is there too
+        needs = [need._replace(data=2 * need.data) for need in needs]
+    available = budget(setup.device) if setup.memory is None else setup.memory
+    found = plan(groups, needs, available, setup.participation)
+    if found.too_large:
+        names = ", ".join(map(str, found.too_large[:8])) + (", ..." if len(found.too_large) > 8 else "")
+        most = max(needs[client].work for client in found.too_large)
+        warnings.warn(
+            f"A step of client {names} is estimated to need up to {in_words(most)}, more than a budget of "
+            f"{in_words(available)} leaves beside what all clients hold; such clients train alone, and all the same.",
+            MemoryWarning,
+            stacklevel=3,
+        )
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -132,41 +206,33 @@ def reuse_large_blocks() -> None:
             libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def rows(whole: Fleet, chosen: list[int]) -> slice | Tensor:
+def rows(chosen: list[int], device: torch.device) -> slice | Tensor:
     """Where these clients are along the client axis."""
-    if len(chosen) == 1:
-        return slice(chosen[0], chosen[0] + 1)
-    return torch.tensor(chosen, device=whole.device)
+    if side_by_side(chosen):
+        return slice(chosen[0], chosen[-1] + 1)
+    return torch.tensor(chosen, device=device)
 
 
-def share_of(whole: Fleet, chosen: list[int]) -> Tree:
-    """The state of some clients of a fleet: a copy, but for one client alone a view, which costs nothing."""
-    where = rows(whole, chosen)
-    return map_tree(lambda leaf: leaf[where], whole.state)  # type: ignore[no-any-return]
+def share_of(state: Tree, chosen: list[int], device: torch.device) -> Tree:
+    """The state of some clients of a fleet: a copy, but for clients side by side a view, which costs nothing."""
+    return map_tree(lambda leaf: leaf[rows(chosen, leaf.device)].to(device), state)  # type: ignore[no-any-return]
 
 
-def put_back(whole: Fleet, chosen: list[int], taken: Tree, state: Tree) -> None:
-    """Write the state of the clients that were asked into the state of the whole fleet."""
-    known = dict(leaves(whole.state))
-    held = Counter(leaf.untyped_storage().data_ptr() for leaf in known.values())
-    views = dict(leaves(taken)) if len(chosen) == 1 else {}
-    changed = []
-    for path, leaf in leaves(state):
-        if leaf is views.get(path):  # unchanged, or changed in place
-            continue
-        if path not in known:
-            if not path.startswith("optimizer/"):
-                raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
-            # A client that has not trained yet has an optimiser that has seen nothing: all zeros.
-            known[path] = leaf.new_zeros(len(whole.clients), *leaf.shape[1:])
-            plant(whole.state, path, known[path])
-        elif held[known[path].untyped_storage().data_ptr()] > 1:  # a step gave two fields one tensor
-            known[path] = known[path].clone()
-            plant(whole.state, path, known[path])
-        # A view that moved to another field must be safe before anything is written.
-        changed.append((known[path], leaf.clone() if leaf.untyped_storage().data_ptr() in held else leaf))
-    for into, leaf in changed:
-        into[rows(whole, chosen)] = leaf
+def apart(reply: Any, kept: Tree) -> Any:
+    """A reply that does not change when what clients keep is written into."""
+    held = {place_of(leaf) for _, leaf in leaves(kept)}
+    return map_tree(lambda leaf: leaf.clone() if place_of(leaf) in held else leaf, reply)
+
+
+def place_of(leaf: Tensor) -> int:
+    """The memory that a tensor is a view of."""
+    return leaf.untyped_storage().data_ptr()
+
+
+def stacked(states: list[Tree]) -> Tree:
+    """The states of clients as that of a fleet; one that never trained, in a fleet of its own, had no optimiser yet."""
+    nothing = {path: torch.zeros_like(leaf) for state in states for path, leaf in leaves(state)}
+    return stack([grow(nothing | dict(leaves(state))) for state in states])  # type: ignore[no-any-return]
 
 
 def plant(tree: Tree, path: str, leaf: Tensor) -> None:

@@ -33,6 +33,7 @@ class Setup:
     clean: list[Graph] | None = None  # the graphs that models are scored on, where they train on perturbed ones
     record: bool = True  # on a GPU, replay whole steps as CUDA graphs
     topology: Topology | None = None  # along which peers exchange, instead of what their method would choose
+    memory: int | None = None  # bytes that an engine may use; None: a share of what is free
     federation: int = 0  # how many clients there are in all, where not all of them are here
     groups: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
 

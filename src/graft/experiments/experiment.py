@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from graft.data.perturbations import Perturbation
+from graft.engines.memory import parse_memory
 from graft.errors import InputError
 from graft.method import Method
 from graft.methods import METHODS, PLUGS
@@ -47,7 +48,8 @@ class Experiment:
     dropout: float = 0.5
     head: Literal["linear", "conv"] = "linear"
     rounds: int = 100
-    epochs: int = 3  # local full-batch steps a round
+    epochs: int = 3  # how often a round goes through each client's nodes
+    batches: int = 1  # parts that each client's nodes are cut into; an epoch takes a step on each
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 0.01
     weight_decay: float = 5e-4
@@ -61,11 +63,12 @@ class Experiment:
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: Literal["in_process", "loopback"] = "in_process"
+    memory: str = ""  # how much may be used, as 4GB; empty: three quarters of what is free on the device
     checkpoint_every: int = 10  # rounds; 0 writes none but the last
 
     def __post_init__(self) -> None:
         at_least = dict(
-            clients=1, width=1, rounds=1, epochs=1, evaluate_every=1, patience=0, seed=0, checkpoint_every=0
+            clients=1, width=1, rounds=1, epochs=1, batches=1, evaluate_every=1, patience=0, seed=0, checkpoint_every=0
         )
         for name, least in at_least.items():
             if getattr(self, name) < least:
@@ -77,6 +80,7 @@ class Experiment:
         if not self.learning_rate > 0 or not self.weight_decay >= 0:
             raise InputError("learning_rate must be above 0 and weight_decay at least 0.")
         self.perturbation.chosen(self.clients)
+        parse_memory(self.memory)
 
     @property
     def perturbation(self) -> Perturbation:
@@ -102,8 +106,12 @@ class Experiment:
 
 
 def make_experiment(values: Mapping[str, Any]) -> Experiment:
-    """Check values against the fields of an experiment and refuse what does not fit."""
-    return _checked(Experiment, values, "an experiment")
+    """Check values against the fields of an experiment and refuse what does not fit.
+
+    What nobody says is as usual with the method, or else the experiment's default.
+    """
+    method = METHODS.get(str(values.get("method", Experiment.method)))
+    return _checked(Experiment, {**(method.usual if method else {}), **values}, "an experiment")
 
 
 def make_method(name: str, settings: Mapping[str, Any], plug: str = "") -> Method:

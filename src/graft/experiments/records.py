@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from graft.errors import InputError
 from graft.weights import Tree, grow, leaves
 
 FORMAT = "graft-checkpoint-1"
+FILE_BYTES = 256 * 10**6  # about how large a file of a checkpoint may get
 
 
 @dataclass(frozen=True)
@@ -92,23 +93,17 @@ class RunDirectory:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint beside the old one, then swap: there is always a whole one."""
-        tensors: dict[str, Tensor] = {}
-        numbers: dict[str, int | float] = {}
         everyone = {"server": checkpoint.server, **{f"client{k}": tree for k, tree in checkpoint.clients.items()}}
-        for path, leaf in leaves(everyone):
-            if isinstance(leaf, Tensor):
-                tensors[path] = leaf.detach().cpu().contiguous().clone()
-            else:
-                numbers[path] = leaf
         new, now, old = (self.path / name for name in ("checkpoint.new", "checkpoint", "checkpoint.old"))
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
-        save_file(tensors, new / "state.safetensors")
+        for number, tensors in enumerate(in_files(everyone)):
+            save_file(tensors, new / f"state{number or ''}.safetensors")
         about = {
             "format": FORMAT,
             "round": checkpoint.round,
             "clients": len(checkpoint.clients),
-            "numbers": numbers,
+            "numbers": {path: leaf for path, leaf in leaves(everyone) if not isinstance(leaf, Tensor)},
             "order": [path for path, _ in leaves(everyone)],  # safetensors sorts, and order is part of a tree
             "facts": checkpoint.facts,
         }
@@ -129,12 +124,28 @@ class RunDirectory:
             about = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise ValueError(f"its format is {about['format']!r}, not {FORMAT!r}")
-            values = {**load_file(folder / "state.safetensors"), **about["numbers"]}
+            values = dict(about["numbers"])
+            for file in folder.glob("state*.safetensors"):
+                values |= load_file(file)
             state = grow({path: values[path] for path in about["order"]})
             clients = {client: state.get(f"client{client}", Tree()) for client in range(about["clients"])}
             return Checkpoint(about["round"], state.get("server", Tree()), clients, about["facts"])
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise InputError(f"The checkpoint in {folder} is damaged or not Graft's: {error}.") from error
+
+
+def in_files(tree: Any) -> Iterator[dict[str, Tensor]]:
+    """Copies of all tensors, so many at a time that state which lives on disk never is in memory as a whole."""
+    waiting: dict[str, Tensor] = {}
+    size = 0
+    for path, leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            waiting[path] = leaf.detach().cpu().contiguous().clone()
+            size += leaf.nbytes
+        if size >= FILE_BYTES:
+            yield waiting
+            waiting, size = {}, 0
+    yield waiting
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from statistics import mean, stdev
@@ -76,6 +76,7 @@ def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]], drawn: Sequen
 {html_table((), facts)}
 <h2>Clients</h2>
 {html_table(("client", "model", "nodes", "edges", "validation", "test"), clients)}
+{recorded(rounds)}
 <p class="note">Made by Graft {escape(result["graft"])}.</p>
 </html>
 """
@@ -119,6 +120,33 @@ def curves(rounds: Sequence[dict[str, Any]], width: int = 720, height: int = 280
         parts.append(f'<line x1="{x}" x2="{x + 18}" y1="{height - 6}" y2="{height - 6}" stroke="{colour}"/>')
         parts.append(f'<text x="{x + 24}" y="{height - 2}">{label}</text>')
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Accuracy over rounds">{"".join(parts)}</svg>'
+
+
+def recorded(rounds: Sequence[dict[str, Any]]) -> str:
+    """What the method itself noted in its rounds, a line a quantity."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for record in rounds:
+        for name, value in record.get("details", {}).items():
+            if known := list(numbers_in(value)):
+                found[name].append(mean(known))
+    if not found:
+        return ""
+    rows = []
+    for name, values in found.items():
+        shown = size if name.endswith("_bytes") else "{:.4g}".format
+        rows.append((name.replace("_", " "), *(shown(value) for value in (values[0], values[-1], mean(values)))))
+    return f"""<h2>Noted by the method</h2>
+{html_table(("in a round", "first", "last", "mean"), rows)}
+<p class="note">Where there is a number for each client, the mean over clients.</p>"""
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    """All finite numbers in something that was noted, at any depth."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(part)
+    elif isinstance(value, int | float) and math.isfinite(value):
+        yield float(value)
 
 
 def busiest(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

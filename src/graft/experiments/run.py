@@ -24,6 +24,7 @@ from graft.data.graphs import Graph
 from graft.engines.capture import lane
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
+from graft.engines.memory import parse_memory
 from graft.engines.setup import Setup
 from graft.errors import InputError, RunError
 from graft.evaluation import KINDS, Best, accuracy, fetch
@@ -72,7 +73,7 @@ def run(
     method: str | Method = "fedgkc",
     dataset: Any = "digits",
     *,
-    models: str | nn.Module | Model | Sequence[str | nn.Module | Model] = "gcn",
+    models: str | nn.Module | Model | Sequence[str | nn.Module | Model] | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -82,14 +83,15 @@ def run(
 
     A dataset may be a name, a path or a PyG `Data`; a model a name or any `nn.Module`; a method a name or a `Method`.
     """
-    values = dict(settings)
+    values = {**method.usual, **settings} if isinstance(method, Method) else dict(settings)
     values["method"] = method if isinstance(method, str) else name_of(method)
     values["dataset"] = str(dataset) if isinstance(dataset, str | Path) else GIVEN
-    values["models"] = models if _all_names(models) else GIVEN
+    if models is not None:
+        values["models"] = models if _all_names(models) else GIVEN
     given = Given(
         method=None if isinstance(method, str) else method,
         dataset=None if isinstance(dataset, str | Path) else dataset,
-        models=None if _all_names(models) else models,
+        models=None if models is None or _all_names(models) else models,
     )
     return run_experiment(make_experiment(values), out, overwrite=overwrite, progress=progress, given=given)
 
@@ -171,6 +173,7 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
     if method.one_model and len(set(assigned)) > 1:
         names = ", ".join(dict.fromkeys(model.name for model in assigned))
         raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
+    check_batches(experiment.batches, method, graphs)
     return Setup(
         method=method,
         name=name_of(method),
@@ -185,7 +188,17 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
         groups=shared.membership if pooled else None,
         clean=None if shared.clean is None else graphs_of(shared.clean, method),
         topology=make_topology(experiment, method, len(graphs)),
+        memory=parse_memory(experiment.memory),
     )
+
+
+def check_batches(batches: int, method: Method, graphs: list[Graph]) -> None:
+    """Refuse batches that a method cannot train in, or that would leave a client with an empty one."""
+    if batches > 1 and not method.batched:
+        raise InputError(f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {batches}.")
+    least = min(range(len(graphs)), key=lambda client: graphs[client].nodes)
+    if batches > graphs[least].nodes:
+        raise InputError(f"batches is {batches}, but client {least} has only {graphs[least].nodes} nodes.")
 
 
 def graphs_of(shared: Federation, method: Method) -> list[Graph]:

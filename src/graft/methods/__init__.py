@@ -17,11 +17,18 @@ from graft.methods.fedgta import FedGTA
 from graft.methods.fedkd import FedKD
 from graft.methods.fedlit import FedLIT
 from graft.methods.fedmlp import FedMLP
-from graft.methods.fedomd import FedOMD
+from graft.methods.fedomd import FedOMD, FedOMDPaper
 from graft.methods.fedproto import FedProto
 from graft.methods.fedprox import FedProx
 from graft.methods.fedsage_plus import FedSagePlus
-from graft.methods.fedtad import Distillation, FedTAD, FedTADReleased, ReleasedDistillation
+from graft.methods.fedtad import (
+    Distillation,
+    FedTAD,
+    FedTADPaper,
+    FedTADReleased,
+    PaperDistillation,
+    ReleasedDistillation,
+)
 from graft.methods.fedtgp import FedTGP
 from graft.methods.fml import FML
 from graft.methods.gossip import Gossip
@@ -52,10 +59,12 @@ METHODS: dict[str, type[Method]] = {
     "fedlit": FedLIT,
     "fedmlp": FedMLP,
     "fedomd": FedOMD,
+    "fedomd_paper": FedOMDPaper,
     "fedproto": FedProto,
     "fedprox": FedProx,
     "fedsage_plus": FedSagePlus,
     "fedtad": FedTAD,
+    "fedtad_paper": FedTADPaper,
     "fedtad_released": FedTADReleased,
     "fedtgp": FedTGP,
     "fml": FML,
@@ -70,4 +79,8 @@ METHODS: dict[str, type[Method]] = {
 }
 
 # What can be added to a method, see graft.plug.
-PLUGS: dict[str, type[Plug]] = {"fedtad": Distillation, "fedtad_released": ReleasedDistillation}
+PLUGS: dict[str, type[Plug]] = {
+    "fedtad": Distillation,
+    "fedtad_paper": PaperDistillation,
+    "fedtad_released": ReleasedDistillation,
+}

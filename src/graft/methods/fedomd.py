@@ -5,8 +5,9 @@ and Saminger-Platz: Central moment discrepancy for domain-invariant representati
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,13 +31,16 @@ SMALLEST_SPAN = 1e-6  # of hidden features: a layer that says the same of all no
 class FedOMD(FedAvg):
     """FedAvg in which every client's hidden features are drawn to the moments of all clients' features together.
 
-    It is meant for `--models ortho_gcn`, whose layers it sets up by its own fields. Of any other architecture the
-    moments of the embedding are matched, and there is nothing to keep orthogonal. The paper communicates after every
-    gradient step, `--epochs 1`; with more of them the moments of all clients stand still within a round.
+    Unless models are named it trains the paper's network, whose layers it sets up by its own fields. Of any other
+    architecture the moments of the embedding are matched, and there is nothing to keep orthogonal. The paper
+    communicates after every gradient step, `--epochs 1`; with more of them the moments of all clients stand still
+    within a round. The paper's beta is 10, see `fedomd_paper`: so much of it keeps the labels from being learnt.
     """
 
+    usual: ClassVar[Mapping[str, Any]] = {"models": "ortho_gcn", "head": "conv"}
+
     alpha: float = 5e-4  # weight of the pull of the layers towards orthogonal matrices
-    beta: float = 10.0  # weight of the discrepancy; 0 is without it, and then only weights travel
+    beta: float = 0.1  # weight of the discrepancy; 0 is without it, and then only weights travel
     order: int = 5  # highest central moment that is matched, beside the mean and all from 2 on
     span_from: Literal["global", "fixed"] = "global"  # b - a: per layer over all clients, or the number in span
     span: float = 1.0  # b - a where it is fixed
@@ -152,6 +156,13 @@ class FedOMD(FedAvg):
         """Means and central moments of every hidden feature, [clients, layers, order, width]."""
         real = fleet.graph.real
         return torch.stack([central_moments(layer, real, self.order) for layer in hidden], dim=1)
+
+
+@dataclass(frozen=True)
+class FedOMDPaper(FedOMD):
+    """FedOMD as published: the moments count a hundred times as much."""
+
+    beta: float = 10.0
 
 
 def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:

@@ -54,6 +54,7 @@ class FedSagePlus(FedAvg):
     generator_weight_decay: float = 1e-4
 
     architecture: ClassVar[str | None] = "sage"
+    batched: ClassVar[bool] = False  # mended graphs are whole
 
     def __post_init__(self) -> None:
         if not 0 <= self.hidden <= 1:

@@ -55,7 +55,7 @@ class MOON(FedAvg):
 
     def contrastive_loss(self, fleet: Fleet, weights: Weights, backwards: Tensor) -> Tensor:
         output = fleet.forward(weights)
-        contrast = mean_over(self.contrast(output.embedding, backwards), nodes_of(fleet, self.nodes))
+        contrast = mean_over(self.contrast(output.embedding, fleet.at_hand(backwards)), nodes_of(fleet, self.nodes))
         return fleet.cross_entropy(output.logits) + self.mu * contrast
 
     def contrast(self, embedding: Tensor, backwards: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def votes(fleet: Fleet, average: Average) -> Tensor:
 
 def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weights) -> Tree:
     """Option II: the mean gradient, weight decay included, that SGD followed from start to end beside a correction."""
-    length = fleet.training.epochs * fleet.training.learning_rate
+    length = fleet.training.steps * fleet.training.learning_rate
     before, after = (trainable(weights, fleet.model.frozen) for weights in (start, end))
     return map_tree(  # type: ignore[no-any-return]
         lambda first, last, corrected: (first - last) / length - corrected, before, after, correction

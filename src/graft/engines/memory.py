@@ -1,0 +1,154 @@
+"""What clients need in memory, and how they are shared out so that a budget is kept.
+
+Three things take memory: the data of all clients and the state that they keep are there all the time, what a step makes
+only while it runs. Fleets are cut into parts so that what one part makes fits into what the other two leave; state goes
+to a file where it would not fit either. The numbers are estimates: docs/performance.md says how near they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.data.graphs import Graph
+from graft.errors import InputError, RunError
+from graft.models.architecture import LayeredModel, Model
+from graft.models.gat import GAT
+from graft.training import Training
+from graft.weights import leaves
+
+FREE_SHARE = 0.75  # of what is free on the device; the rest is for other programs, and for what is estimated too low
+SCORING = 0.5  # what scoring a client takes, as a share of what training it does
+WORTH_A_FILE = 0.1  # state below this share of the budget stays in memory: a file would hardly help
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+class Need(NamedTuple):
+    """Bytes that one client takes."""
+
+    data: int  # its graph, features and labels
+    state: int  # what it keeps between steps
+    work: int  # what a step makes while it trains the client
+
+
+class Plan(NamedTuple):
+    """How clients are shared out among fleets."""
+
+    groups: list[list[int]]
+    roomy: bool  # whether everything fits side by side and may stay where it is, as recorded steps need
+    on_disk: bool  # whether state lives in files
+    too_large: list[int]  # clients that do not fit even alone
+
+
+def parse_memory(text: str) -> int | None:
+    """Bytes of an amount such as 4GB or 512 MiB; None for the empty text."""
+    if not text.strip():
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    if match is None or match[2].upper() not in UNITS or float(match[1]) == 0:
+        raise InputError(f"memory is '{text}'; it should be a number with a unit, as 4GB, 512MB or 1.5GiB.")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def in_words(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 1e5) / 1e6:.1f} MB"
+
+
+def budget(device: torch.device) -> int:
+    """How much may be used where nothing was said."""
+    return int(FREE_SHARE * free_memory(device))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a GPU, or in RAM: in a container, of what it was given."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    free = _numbers("/proc/meminfo", r"MemAvailable:\s+(\d+)")
+    limit, used = (_numbers(f"/sys/fs/cgroup/memory.{name}", r"^(\d+)") for name in ("max", "current"))
+    known = [1024 * free[0]] if free else []
+    if limit and used:
+        known.append(limit[0] - used[0])
+    return max(min(known, default=4 * 10**9), 0)  # a machine that does not say gets by with 4 GB
+
+
+def _numbers(path: str, pattern: str) -> list[int]:
+    try:
+        return [int(found) for found in re.findall(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)]
+    except OSError:
+        return []
+
+
+def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: Training) -> Need:
+    """What a client needs in a fleet whose clients are padded to so many nodes.
+
+    Two models are counted, as most methods that do more than average have a second one beside the client's own.
+    """
+    entries = graph.edges.shape[1] + nodes  # of A + I
+    features = 4 * nodes * graph.features if isinstance(graph.x, np.ndarray) else 32 * graph.x.nnz
+    data = features + 40 * entries + 24 * nodes  # of an entry its column, its row, its value and its place
+    moments = 2 if training.optimizer == "adam" and training.optimizer_state == "persistent" else 0
+    state = 4 * 2 * parameters * (1 + moments)
+    width, layers = (model.width, model.hidden) if isinstance(model, LayeredModel) else (64, 2)
+    heads = model.heads if isinstance(model, GAT) else 0
+    # A layer keeps its output, a dropout mask, their product and one more; four live while one is worked out.
+    activations = 4 * nodes * (width * (4 * layers + 4) + 6 * graph.classes)
+    attention = heads * entries * (40 + 8 * layers)  # the pattern head by head, and numbers for every edge
+    weights = 4 * 2 * parameters * 3  # as they train, their gradients, and a copy on the way
+    if training.batches > 1:  # which are further graphs, and smaller ones
+        data *= 2
+        activations, attention = (int(size * max(SCORING, 1 / training.batches)) for size in (activations, attention))
+    return Need(data, state, activations + attention + weights)
+
+
+def parameters_of(model: Model) -> int:
+    return sum(leaf.numel() for _, leaf in leaves(model.start(torch.Generator())))
+
+
+def plan(groups: Sequence[list[int]], needs: Sequence[Need], budget: int, participation: float) -> Plan:
+    """Cut fleets into parts that run one after the other within a budget."""
+    data, state = (sum(need[place] for need in needs) for place in (0, 1))
+    largest = max(need.work for need in needs)
+    roomy = data + 2 * state + sum(need.work for need in needs) <= budget  # recorded steps hold state in fixed buffers
+    on_disk = state > max(budget - data - largest, WORTH_A_FILE * budget)
+    room = budget - data - (0 if on_disk else state)
+    costs = [need.work + (need.state if on_disk else 0) for need in needs]
+    busy = max(SCORING, min(1.0, 2 * participation))  # draws are uneven: now and then twice the share is in one part
+    parts = [part for group in groups for part in split(group, costs, room, busy)]
+    return Plan(parts, roomy, on_disk, [client for client, cost in enumerate(costs) if cost > room])
+
+
+def split(group: list[int], costs: Sequence[int], room: int, busy: float) -> list[list[int]]:
+    """A group in parts of like size, each with no more clients than fit, and at least one."""
+    fitting = max(1, int(room // (busy * max(costs[client] for client in group))))
+    return [part.tolist() for part in np.array_split(group, -(-len(group) // fitting))]
+
+
+def mapped(shape: Sequence[int], kind: torch.dtype) -> Tensor:
+    """A tensor of zeros that lives in a file: the kernel keeps in memory what is in use, and there is room for.
+
+    The file loses its name at once, so it is gone with the tensor, whatever happens.
+    """
+    count = prod(shape)
+    if count == 0:
+        return torch.zeros(tuple(shape), dtype=kind)
+    try:
+        with tempfile.NamedTemporaryFile(prefix="graft-state-") as file:
+            if hasattr(os, "posix_fallocate"):  # a disk that is full should say so now, not when it is written to
+                os.posix_fallocate(file.fileno(), 0, count * kind.itemsize)
+            return torch.from_file(file.name, shared=True, size=count, dtype=kind).view(tuple(shape))
+    except OSError as error:
+        raise RunError(
+            f"The clients' state does not fit into memory, nor into {tempfile.gettempdir()} ({error.strerror}): set "
+            "TMPDIR to a larger disk, or raise --memory."
+        ) from error

@@ -1,0 +1,274 @@
+"""Memory: what clients need is known beforehand, fleets keep to a budget, and results do not depend on it."""
+
+import gc
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from graft.data.splits import split as split_nodes
+from graft.data.synthetic import generate
+from graft.engines.in_process import InProcess, plan_fleets
+from graft.engines.memory import Need, estimate, free_memory, mapped, parameters_of, parse_memory, plan
+from graft.errors import InputError, MemoryWarning
+from graft.exchange import Request
+from graft.fleet import group_clients
+from graft.graph import FleetGraph
+from graft.methods import METHODS
+from graft.methods.fedavg import FedAvg
+from graft.methods.fedgkc import FedGKC
+from graft.sparse import BlockSparse
+from graft.training import Training
+from graft.weights import leaves
+from tests.memory import peak_of
+from tests.toy import gap, play, same, toy_setup
+
+TINY = 1  # byte: nothing fits
+MB = 10**6
+
+
+def sized_graphs(clients=6, nodes=300, features=32):
+    graphs = [generate(nodes=nodes, degree=10, classes=4, features=features, seed=client) for client in range(clients)]
+    return split_nodes(graphs, "20/40/40", seed=0)
+
+
+def needs_of(setup):
+    return [
+        estimate(graph, graph.nodes, model, parameters_of(model), setup.training)
+        for graph, model in zip(setup.graphs, setup.models, strict=True)
+    ]
+
+
+# Amounts.
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 * 10**9), ("512 MB", 512 * 10**6), ("1.5gib", 3 * 2**29), ("", None), ("  ", None), ("1KiB", 1024)],
+)
+def test_amounts_are_read_with_their_unit(text, size):
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["4", "GB", "four GB", "-1GB", "0GB", "4 horses"])
+def test_other_amounts_are_refused_with_an_example(text):
+    with pytest.raises(InputError, match="4GB"):
+        parse_memory(text)
+
+
+def test_some_memory_is_free_here():
+    assert 10**6 < free_memory(torch.device("cpu")) < 10**15
+
+
+# Estimates.
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgkc", "scaffold"])
+@pytest.mark.parametrize("model", ["gcn", "gat", "gin", "gcn6"])
+def test_estimates_are_between_two_thirds_and_three_times_what_is_measured(method, model):
+    setup = toy_setup(METHODS[method](), models=model, graphs=sized_graphs(), width=64, dropout=0.5)
+
+    def rounds():
+        engine = play(setup, rounds=2).engine
+        engine.ask(Request("score", 2, engine.members()))
+
+    measured, estimated = peak_of(rounds), sum(map(sum, needs_of(setup)))
+    assert 2 / 3 < estimated / measured < 3
+
+
+def test_estimates_grow_with_what_costs_memory():
+    graph, other = sized_graphs(clients=2, nodes=300)[0], sized_graphs(clients=1, nodes=300, features=320)[0]
+
+    def need(graph=graph, nodes=300, parameters=10, models="gcn", **training):
+        model = toy_setup(FedAvg(), models=models, graphs=[graph]).models[0]
+        return estimate(graph, nodes, model, parameters, Training(**training))
+
+    assert need(nodes=600).work == pytest.approx(2 * need().work, rel=0.1)
+    assert need(models="gcn6").work > 2 * need().work
+    assert need(models="gat").work > need().work
+    assert need(other).data - need().data == 4 * 300 * (320 - 32)
+    assert need(parameters=20).state == 2 * need().state
+    assert need(optimizer="sgd").state * 3 == need().state  # no moments
+
+
+# Plans.
+
+
+def test_a_plan_keeps_fleets_whole_where_they_fit_and_cuts_them_where_not():
+    needs = [Need(data=10, state=5, work=20)] * 10
+    groups = [list(range(6)), list(range(6, 10))]
+    roomy = plan(groups, needs, 10_000, 1.0)
+    assert roomy == (groups, True, False, [])
+    # 150 bytes are there all the time, and 20 for every client that trains: 40 are left for two at a time.
+    tight = plan(groups, needs, 195, 1.0)
+    assert tight.groups == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert (tight.roomy, tight.on_disk, tight.too_large) == (False, False, [])
+    # With few clients in a round, more of them can share a fleet.
+    assert plan(groups, needs, 195, 0.1).groups == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+
+
+def test_state_goes_to_disk_where_it_leaves_no_room():
+    needs = [Need(data=10, state=100, work=20)] * 10
+    groups = [list(range(10))]
+    assert not plan(groups, needs, 1120, 1.0).on_disk
+    spilled = plan(groups, needs, 500, 1.0)
+    assert spilled.on_disk
+    assert not spilled.too_large
+    assert [len(part) for part in spilled.groups] == [3, 3, 2, 2]  # 400 bytes for 120 a client
+    assert not plan(groups, [Need(10, 1, 600)] * 10, 500, 1.0).on_disk  # ten bytes of state are not what is too large
+
+
+def test_a_client_that_does_not_fit_alone_is_named_and_runs_alone():
+    needs = [Need(10, 5, 20), Need(10, 5, 5000), Need(10, 5, 20)]
+    found = plan([[0, 1, 2]], needs, 200, 1.0)
+    assert found.too_large == [1]
+    assert found.groups == [[0], [1], [2]]
+    setup = replace(toy_setup(FedAvg()), memory=TINY)
+    with pytest.warns(MemoryWarning, match="client 0, 1, 2 is estimated to need up to"):
+        trained = play(setup, rounds=2)
+    assert gap(trained.server.state, play(replace(setup, memory=None), rounds=2).server.state) < 1e-5
+
+
+# Runs.
+
+
+@pytest.mark.filterwarnings("ignore::graft.errors.MemoryWarning")
+@pytest.mark.parametrize("name", ["fedavg", "fedgkc", "scaffold", "dpsgd"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_results_do_not_depend_on_the_memory_there_is(name, participation):
+    setup = toy_setup(METHODS[name](), clients=6, dropout=0.5, participation=participation)
+    whole = play(setup, rounds=3)
+    parts = play(replace(setup, memory=TINY), rounds=3)
+    assert len(whole.engine.fleets) < len(parts.engine.fleets) == 6
+    assert not whole.engine._on_disk
+    assert parts.engine._on_disk
+    for client in range(6):
+        assert gap(*on_the_same_paths(whole.client(client), parts.client(client))) < 1e-5
+    other = play(replace(setup, seed=1, memory=TINY), rounds=3)
+    assert max(gap(whole.client(client).model, other.client(client).model) for client in range(6)) > 1e-3
+
+
+def on_the_same_paths(first, second):
+    """Two states without the zeros of optimisers that have not begun, which only a fleet has room for."""
+    one, other = dict(leaves(first)), dict(leaves(second))
+    assert all(path.startswith("optimizer/") and not leaf.any() for path, leaf in one.items() if path not in other)
+    return {path: leaf for path, leaf in one.items() if path in other}, other
+
+
+def test_a_smaller_budget_means_a_smaller_peak():
+    setup = toy_setup(FedAvg(), graphs=sized_graphs(clients=12), width=64, dropout=0.5)
+    data, state, work = (sum(need[place] for need in needs_of(setup)) for place in range(3))
+    parts = replace(setup, memory=data + state + work // 4)
+    assert len(InProcess(parts).fleets) == 4
+    whole_peak, parts_peak = (peak_of(lambda one=one: play(one, rounds=2)) for one in (setup, parts))
+    assert parts_peak < 0.7 * whole_peak
+    assert parts_peak < parts.memory
+
+
+def on_disk(setup):
+    """An engine with the fleets of the usual one, and its state in files."""
+    engine = InProcess(setup)
+    engine._on_disk = True
+    for fleet in engine.fleets:
+        fleet.state = engine._kept(fleet.state)
+    return engine
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedgkc", "scaffold", "dpsgd"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_state_on_disk_gives_the_same_bits(name, participation, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    setup = toy_setup(METHODS[name](), clients=6, dropout=0.5, participation=participation)
+    here, there = play(setup, rounds=4), play(setup, rounds=4, engine=on_disk(setup))
+    for client in range(6):
+        assert same(here.client(client), there.client(client))
+    assert same(here.server.state, there.server.state)
+    assert not list(tmp_path.iterdir())  # files have lost their names
+    kept = [leaf for fleet in there.engine.fleets for _, leaf in leaves(fleet.state)]
+    assert {id(leaf.untyped_storage()) for leaf in kept if not lives_in_a_file(leaf)} == set()
+
+
+def lives_in_a_file(leaf):
+    """Whether the kernel knows the memory of a tensor as that of a file which has been deleted."""
+    place = leaf.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= place < last:
+            return "graft-state-" in line
+    return False
+
+
+def test_a_tensor_in_a_file_begins_with_zeros_and_keeps_what_is_written():
+    leaf = mapped((3, 4), torch.float64)
+    assert lives_in_a_file(leaf)
+    assert not lives_in_a_file(torch.zeros(3, 4))
+    assert leaf.eq(0).all()
+    leaf[1] = 2.5
+    assert leaf.sum() == 10
+    assert mapped((3, 0), torch.int64).shape == (3, 0)
+
+
+def test_state_on_disk_is_restored(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    setup = toy_setup(FedGKC(), clients=4, dropout=0.5, participation=0.5)
+    unbroken, half = play(setup, rounds=4, engine=on_disk(setup)), play(setup, rounds=2, engine=on_disk(setup))
+    engine = on_disk(setup)
+    engine.restore(half.engine.state())
+    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    for client in range(4):
+        assert same(unbroken.client(client), rest.client(client))
+    assert all(lives_in_a_file(leaf) for _, leaf in leaves(engine.fleets[0].state))
+
+
+@pytest.mark.filterwarnings("ignore::graft.errors.MemoryWarning")
+@pytest.mark.parametrize(("before", "after"), [(TINY, None), (None, TINY)])
+def test_a_run_can_go_on_with_more_or_less_memory(before, after):
+    setup = toy_setup(FedAvg(), clients=6, dropout=0.5, participation=0.34)
+    first, second = (replace(setup, memory=size) for size in (before, after))
+    half = play(first, rounds=1)
+    engine = InProcess(second)
+    engine.restore(half.engine.state())
+    rest = play(second, rounds=2, engine=engine, first=2, state=half.server.state)
+    unbroken = play(setup, rounds=3)
+    assert gap(unbroken.server.state, rest.server.state) < 1e-5
+
+
+def test_the_default_budget_leaves_small_fleets_alone():
+    setup = toy_setup(FedGKC(), models="gcn,sage")
+    groups = group_clients(setup.models, setup.graphs)
+    assert plan_fleets(setup, groups).groups == groups
+
+
+# One graph, however many models look at it.
+
+
+def graph_bytes(engine):
+    """The memory of all that the graphs of an engine hold, every tensor once."""
+    found = {}
+    for fleet in engine.fleets:
+        matrices = [part for part in fleet.graph.__dict__.values() if isinstance(part, BlockSparse)]
+        for part in (fleet.graph.features, *(piece for matrix in matrices for piece in matrix.__dict__.values())):
+            tensors = [part] if isinstance(part, torch.Tensor) else []
+            found.update({leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in tensors})
+    return sum(found.values())
+
+
+def fleet_graphs():
+    gc.collect()
+    return sum(type(one) is FleetGraph for one in gc.get_objects())
+
+
+def test_a_second_model_looks_at_the_same_graph():
+    graphs = sized_graphs()
+    before = fleet_graphs()
+    one = play(toy_setup(FedAvg(), graphs=graphs), rounds=2).engine
+    assert fleet_graphs() - before == 1
+    two = play(toy_setup(FedGKC(), graphs=graphs), rounds=2).engine
+    assert fleet_graphs() - before == 2
+    assert graph_bytes(one) == graph_bytes(two)
+    # Another architecture needs another normalisation beside it, but the same graph.
+    mixed = play(toy_setup(FedGKC(), models="gcn,sage", graphs=graphs), rounds=2).engine
+    assert len(mixed.fleets) == 2
+    assert fleet_graphs() - before == 4
