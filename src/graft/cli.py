@@ -104,7 +104,7 @@ def run(
     rounds: Annotated[Number, typer.Option(help="Rounds of the federation.")] = None,
     epochs: Annotated[Number, typer.Option(help="Local epochs a round.")] = None,
     batches: Annotated[Number, typer.Option(help="Steps an epoch, each on a part of a client's nodes.")] = None,
-    optimizer: Annotated[Names, typer.Option(help="adam or sgd.")] = None,
+    optimizer: Annotated[Names, typer.Option(help="adam, sgd or momentum.")] = None,
     learning_rate: Annotated[Share, typer.Option(help="Step size of the local optimiser.")] = None,
     weight_decay: Annotated[Share, typer.Option(help="L2 penalty of the local optimiser.")] = None,
     optimizer_state: Annotated[Names, typer.Option(help="persistent or reset.")] = None,

@@ -50,7 +50,7 @@ class Experiment:
     rounds: int = 100
     epochs: int = 3  # how often a round goes through each client's nodes
     batches: int = 1  # parts that each client's nodes are cut into; an epoch takes a step on each
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "momentum"] = "adam"  # momentum: SGD that keeps 0.9 of its last step
     learning_rate: float = 0.01
     weight_decay: float = 5e-4
     optimizer_state: Literal["persistent", "reset"] = "persistent"
