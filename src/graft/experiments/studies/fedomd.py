@@ -138,7 +138,7 @@ STUDIES: dict[str, Study] = {
     ),
     "fedomd-scattered": Study(
         meaning="FedOMD and its baselines where each party's nodes are drawn from everywhere in the graph",
-        datasets=("cora", "citeseer"),
+        datasets=("cora", "citeseer", "computers", "photo"),
         clients=PARTIES,
         rows={**COMPARED, **CENTRALISED},
         experiment={**FEW_LABELS, "partition": "random"},
