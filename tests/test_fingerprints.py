@@ -112,7 +112,7 @@ def test_a_source_may_be_named_twice_and_a_gap_is_no_source():
     assert not list(paths.waves(np.array([-1, -1])))
 
 
-# The hand-worked cases of the sheet.
+# Cases worked out by hand.
 
 
 @pytest.mark.parametrize(

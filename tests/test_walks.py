@@ -1,4 +1,4 @@
-"""Return probabilities of random walks: the cases of FedTAD's sheet, and the estimate against the exact values."""
+"""Return probabilities of random walks: cases worked out by hand, and the estimate against the exact values."""
 
 import numpy as np
 import pytest

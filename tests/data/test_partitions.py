@@ -312,7 +312,7 @@ def test_a_saved_partition_takes_no_options(square, tmp_path):
         partition(square, 2, tmp_path / "ids.npy", alpha=1)
 
 
-# Real data: the figures that the specification sheets measured.
+# Real data: figures that were measured before.
 
 
 @louvain

@@ -1,4 +1,4 @@
-"""DFed-SST against the cases of its sheet, its degenerate forms and its ablations."""
+"""DFed-SST against cases worked out by hand, its degenerate forms and its ablations."""
 
 import math
 from dataclasses import asdict, replace

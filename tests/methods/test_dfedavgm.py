@@ -1,4 +1,4 @@
-"""DFedAvgM: the cases of its sheet."""
+"""DFedAvgM: cases worked out by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Dis-PFL: the cases of its sheet."""
+"""Dis-PFL: cases worked out by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""D-PSGD: the cases of its sheet, and those that all methods without a server share."""
+"""D-PSGD: cases worked out by hand, and those that all methods without a server share."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedAvg: the cases of its sheet."""
+"""FedAvg: cases worked out by hand."""
 
 import pytest
 import torch

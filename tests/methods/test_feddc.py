@@ -1,4 +1,4 @@
-"""FedDC: the cases of its sheet."""
+"""FedDC: cases worked out by hand."""
 
 import pytest
 import torch

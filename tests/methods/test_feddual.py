@@ -1,4 +1,4 @@
-"""FedDual: the cases of its sheet."""
+"""FedDual: cases worked out by hand."""
 
 import pytest
 import torch

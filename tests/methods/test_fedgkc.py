@@ -1,4 +1,4 @@
-"""FedGKC: the cases of its sheet."""
+"""FedGKC: cases worked out by hand."""
 
 import itertools
 import json

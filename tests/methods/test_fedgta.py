@@ -1,4 +1,4 @@
-"""FedGTA: the cases of its sheet."""
+"""FedGTA: cases worked out by hand."""
 
 import math
 

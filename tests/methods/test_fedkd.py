@@ -1,4 +1,4 @@
-"""FedKD: the cases of its sheet."""
+"""FedKD: cases worked out by hand."""
 
 from dataclasses import replace
 

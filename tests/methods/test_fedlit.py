@@ -1,4 +1,4 @@
-"""FedLIT: the cases of its sheet."""
+"""FedLIT: cases worked out by hand."""
 
 from dataclasses import replace
 

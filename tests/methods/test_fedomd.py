@@ -1,4 +1,4 @@
-"""FedOMD: the cases of its sheet."""
+"""FedOMD: cases worked out by hand."""
 
 from dataclasses import replace
 
@@ -389,7 +389,7 @@ def test_bytes_of_moments_beside_bytes_of_weights(span_from, span_floats):
     played, engine = watch(setup)
     layers, clients = 3, 3
     floats = layers * 5 * 64
-    assert floats == 960  # each way, as the sheet says
+    assert floats == 960  # each way
     up, down = 4 * (floats + 2 * layers * span_floats) + 8, 4 * (floats + layers * span_floats)
     records = played.server.records
     assert records["moment_bytes"] == clients * (up + down)

@@ -1,4 +1,4 @@
-"""FedProto: the cases of its sheet."""
+"""FedProto: cases worked out by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""FedProx: the cases of its sheet."""
+"""FedProx: cases worked out by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedSage+: the cases of its sheet."""
+"""FedSage+: cases worked out by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""FedTAD: the cases of its sheet."""
+"""FedTAD: cases worked out by hand."""
 
 from dataclasses import fields, replace
 

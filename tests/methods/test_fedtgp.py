@@ -1,4 +1,4 @@
-"""FedTGP: the cases of its sheet; what it shares with FedProto is tested there."""
+"""FedTGP: cases worked out by hand; what it shares with FedProto is tested there."""
 
 import pytest
 import torch

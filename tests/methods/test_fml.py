@@ -1,4 +1,4 @@
-"""FML: the cases of its sheet."""
+"""FML: cases worked out by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Segmented gossip: the cases of its sheet."""
+"""Segmented gossip: cases worked out by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""LG-FedAvg: the cases of its sheet."""
+"""LG-FedAvg: cases worked out by hand."""
 
 from dataclasses import replace
 

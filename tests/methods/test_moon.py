@@ -1,4 +1,4 @@
-"""MOON: the cases of its sheet."""
+"""MOON: cases worked out by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""OSGP and SGP: the cases of their sheet."""
+"""OSGP and SGP: cases worked out by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""PENS: the cases of its sheet."""
+"""PENS: cases worked out by hand."""
 
 from dataclasses import replace
 

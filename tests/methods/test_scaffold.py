@@ -1,4 +1,4 @@
-"""SCAFFOLD: the cases of its sheet."""
+"""SCAFFOLD: cases worked out by hand."""
 
 import pytest
 import torch

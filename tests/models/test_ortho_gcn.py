@@ -1,4 +1,4 @@
-"""The orthogonal GCN: the cases of FedOMD's sheet, and what every architecture of a fleet must do."""
+"""The orthogonal GCN: cases worked out by hand, and what every architecture of a fleet must do."""
 
 import pytest
 import torch

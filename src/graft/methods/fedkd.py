@@ -131,7 +131,7 @@ class FedKD(Method):
         nodes = nodes_of(fleet, self.kd_nodes)
         projected = mentee.embedding @ projection
         errors = fleet.cross_entropy(mentor.logits), fleet.cross_entropy(mentee.logits)
-        # Both still wrong: distil less. A gradient through this would raise the errors (sheet, pitfall 4).
+        # Both still wrong: distil less. A gradient through this would raise the errors.
         doubt = (errors[0] + errors[1]).detach().clamp(min=1e-6)
         doubt = torch.where(fleet.labels.masks[:, 0].any(1), doubt, 1.0)  # without labels nobody knows
         to_mentor = self.distil * divergence(mentee.logits, mentor.logits, nodes)
@@ -165,7 +165,7 @@ def factors(matrix: Tensor, energy: float) -> Tree:
     squares, vectors = torch.linalg.eigh((tall.T @ tall).cpu())
     squares, vectors = squares.flip(0).clamp(min=0), vectors.flip(1)
     sums = squares.cumsum(0)
-    # If all are needed then all are kept; the references keep none and so send zeros (sheet, pitfall 1).
+    # If all are needed then all are kept; the references keep none and so send zeros.
     rank = int((sums < energy * sums[-1]).sum()) + 1 if sums[-1] > 0 else 0
     singular, right = squares[:rank].sqrt().to(matrix.device), vectors[:, :rank].to(matrix.device)
     left = tall @ right / singular

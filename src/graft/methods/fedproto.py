@@ -113,7 +113,7 @@ class FedProto(PrototypeMethod):
 
     def combine(self, prototypes: Tensor, counts: Tensor, known: Weights) -> Tree:
         """The new prototypes; a class that nobody sent in this round keeps the one it had, if any."""
-        # Never both a vote by nodes and a division by owners, which would shrink prototypes (sheet, pitfall 1).
+        # Never both a vote by nodes and a division by owners, which would shrink prototypes.
         votes = counts if self.aggregation == "count" else counts > 0
         means, owned = owner_means(prototypes, votes)
         return Tree(
@@ -165,7 +165,7 @@ def owner_means(prototypes: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def distances(points: Tensor, prototypes: Tensor) -> Tensor:
-    """Euclidean; not through squares of the norms, whose difference may be negative (sheet of FedTGP, pitfall 3)."""
+    """Euclidean; not through squares of the norms, whose difference may be negative."""
     return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
 
 

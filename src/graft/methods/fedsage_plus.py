@@ -128,7 +128,7 @@ class FedSagePlus(FedAvg):
         """Learn the generator alone, from the neighbours that were hidden."""
         lesson, random = self.lesson(fleet), fleet.random
         generator = fleet.state.generator
-        # A count that begins below zero everywhere would never generate anything (sheet, pitfall 4).
+        # A count that begins below zero everywhere would never generate anything.
         expected = at_training_nodes(fleet, lesson.missing).unsqueeze(1)
         start = Tree({**generator, "count": Tree(weight=generator.count.weight, bias=expected)})
         fleet.state.generator = fleet.fit(
