@@ -72,7 +72,7 @@ def links_of(played, peers=3):
 @pytest.mark.parametrize(
     ("include_self", "last"), [(True, [0.111984, 0.334122, 0.553893]), (False, [0.251026, 0.748974, 0])]
 )
-def test_degrees_are_ranks_and_weights_are_those_of_the_sheet(include_self, last):
+def test_degrees_are_ranks_and_weights_follow_eq_8(include_self, last):
     method = DFedSSTPaper(include_self=include_self)
     fleet = fleet_of(method)
     record = method.choose(fleet, by_hand())
