@@ -252,6 +252,10 @@ class Fleet:
         right = logits.argmax(2) == self.labels.classes
         return self._count(self.labels.masks & right.unsqueeze(1))
 
+    def count_validated(self, logits: Tensor) -> Tensor:
+        """How many validation nodes each client gets right, [clients]: what it may judge models by while it trains."""
+        return self.count_correct(logits)[:, :, 1].sum(1)
+
     def totals(self) -> Tensor:
         """Nodes in the three masks: [clients, groups, 3]."""
         return self._count(self.labels.masks)

@@ -45,12 +45,16 @@ def grow(pairs: Mapping[str, Any]) -> Tree:
     """Build the tree whose leaves were listed by `leaves`."""
     tree = Tree()
     for path, leaf in pairs.items():
-        *branches, name = path.split("/")
-        place = tree
-        for branch in branches:
-            place = place.setdefault(branch, Tree())
-        place[name] = leaf
+        plant(tree, path, leaf)
     return tree
+
+
+def plant(tree: Tree, path: str, leaf: Any) -> None:
+    """Put a leaf at its place, with the branches that lead there."""
+    *branches, name = path.split("/")
+    for branch in branches:
+        tree = tree.setdefault(branch, Tree())
+    tree[name] = leaf
 
 
 def stack(trees: Sequence[Any]) -> Any:

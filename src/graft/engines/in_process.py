@@ -22,7 +22,7 @@ from graft.exchange import Replies, Request, check_reply
 from graft.fleet import Fleet, group_clients
 from graft.method import find_step
 from graft.sparse import side_by_side
-from graft.weights import Tree, grow, leaves, map_tree, stack
+from graft.weights import Tree, grow, leaves, map_tree, plant, stack
 
 
 class InProcess:
@@ -233,10 +233,3 @@ def stacked(states: list[Tree]) -> Tree:
     """The states of clients as that of a fleet; one that never trained, in a fleet of its own, had no optimiser yet."""
     nothing = {path: torch.zeros_like(leaf) for state in states for path, leaf in leaves(state)}
     return stack([grow(nothing | dict(leaves(state))) for state in states])  # type: ignore[no-any-return]
-
-
-def plant(tree: Tree, path: str, leaf: Tensor) -> None:
-    *branches, name = path.split("/")
-    for branch in branches:
-        tree = tree.setdefault(branch, Tree())
-    tree[name] = leaf

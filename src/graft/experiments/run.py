@@ -357,42 +357,42 @@ class Game:
 
     def evaluate(self, server: Server, number: int) -> dict[str, Any]:
         """Score every client's own model, and the common one where there is one, on that client's nodes."""
-        everyone = self.engine.members()
-        made = self.setup.method.personalised(server)
-        each = None if made is None else {client: take(made, client) for client in everyone}
-        replies = self.engine.ask(Request("score" if each is None else "score_shared", number, everyone, each=each))
+        method, everyone = self.setup.method, self.engine.members()
+        made = method.personalised(server)
         if self.own_graphs is not None:
             pooled = self.engine.state()[0].model
             replies = self.own_graphs.ask(Request("score_shared", number, self.own_graphs.members(), pooled))
+        elif made is not None:
+            each = {client: take(made, client) for client in everyone}
+            replies = self.engine.ask(Request("score_shared", number, everyone, each=each))
+        else:
+            replies = self.engine.ask(Request("score", number, everyone))
         own = accuracy(replies.correct, self.totals, self.nodes)
         scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
         scores |= {f"{kind}_node_weighted": own.node_weighted(kind) for kind in KINDS[1:]}
         scores["per_client"] = {kind: own.clients(kind) for kind in KINDS[1:]}
-        model = self.setup.method.shared(server)
+        better = self.best.see(number, scores["validation"])
+        model = method.shared(server)
         if model is not None:
-            replies = self.engine.ask(Request("score_shared", number, everyone, model))
-            common = accuracy(replies.correct, self.totals, self.nodes)
-            scores |= {
-                "validation_global": common.mean("validation"),
-                "test_global": common.mean("test"),
-                "test_global_node_weighted": common.node_weighted("test"),
-            }
+            scores |= self.scores_of("global", Request("score_shared", number, everyone, model))
             better_shared = self.best_shared.see(number, scores["validation_global"])
+            better = better_shared if self.experiment.score == "global" else better
         elif self.experiment.score == "global":
             raise InputError(f"score is global, but method '{self.setup.name}' has no global model.")
-        if isinstance(self.setup.method, PeerMethod):
-            replies = self.engine.ask(Request("score_trained", number, everyone))
-            trained = accuracy(replies.correct, self.totals, self.nodes)
-            scores |= {
-                "validation_trained": trained.mean("validation"),
-                "test_trained": trained.mean("test"),
-                "test_trained_node_weighted": trained.node_weighted("test"),
-            }
+        if isinstance(method, PeerMethod):
+            scores |= self.scores_of("trained", Request("score_trained", number, everyone))
             self.best_trained.see(number, scores["validation_trained"])
-        better = self.best.see(number, scores["validation"])
-        better = better_shared if self.experiment.score == "global" else better
         self.stale = 0 if better else self.stale + 1
         return scores
+
+    def scores_of(self, what: str, request: Request) -> dict[str, float | None]:
+        """Scores of models that are not the clients' own."""
+        found = accuracy(self.engine.ask(request).correct, self.totals, self.nodes)
+        return {
+            f"validation_{what}": found.mean("validation"),
+            f"test_{what}": found.mean("test"),
+            f"test_{what}_node_weighted": found.node_weighted("test"),
+        }
 
     def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
         """What result.json holds."""

@@ -94,10 +94,11 @@ class DFedSST(PeerMethod):
         if not self.search:
             fleet.state.model = mean
             return Tree()
-        known = fleet.correct(mean)[:, 0, 1]
+        known = fleet.count_validated(fleet.predict(mean).logits)
         way = torch.ones_like(known, dtype=torch.float32)
         for point in reversed(range(self.search)):
-            found = fleet.correct(between(own, mean, torch.full_like(way, point / self.search)))[:, 0, 1]
+            tried = between(own, mean, torch.full_like(way, point / self.search))
+            found = fleet.count_validated(fleet.predict(tried).logits)
             way = torch.where(found > known, point / self.search, way)
             known = torch.maximum(found, known)
         fleet.state.model = between(own, mean, way)

@@ -246,7 +246,7 @@ class FedGKCPaper(FedGKC):
 
 def no_worse(fleet: Fleet, teacher: Output, pupil: Output) -> Tensor:
     """1 for a client whose validation nodes the teacher gets right at least as often as the pupil, else 0."""
-    first, second = (fleet.count_correct(output.logits)[:, :, 1].sum(1) for output in (teacher, pupil))
+    first, second = (fleet.count_validated(output.logits) for output in (teacher, pupil))
     return (first >= second).float()
 
 

@@ -87,13 +87,21 @@ METIS = {"partition": "metis"}
 SHARES = (0.1, 0.3, 0.5)
 
 
-def thinned(field: str) -> dict[str, Variant]:
+def thinned(what: str, field: str) -> Study:
     """Every method with a share of something removed at random."""
-    return {
-        f"{name}-{share}": Variant(name, changes={field: share}, point=(name, share))
-        for name in ("local", *PEERS)
-        for share in SHARES
-    }
+    return Study(
+        meaning=f"DFed-SST and its baselines with {what} removed at random",
+        datasets=SEVEN,
+        clients=(10,),
+        rows={
+            f"{name}-{share}": Variant(name, changes={field: share}, point=(name, share))
+            for name in ("local", *PEERS)
+            for share in SHARES
+        },
+        experiment=METIS,
+        figure="lines",
+        axis=f"share of {what} removed",
+    )
 
 
 STUDIES: dict[str, Study] = {
@@ -130,24 +138,8 @@ STUDIES: dict[str, Study] = {
         note="no-degree, no-cse, no-selection and to-the-letter change the row `paper`; the last leaves a peer's own "
         "model out of its mean, as Eq. 8 does.",
     ),
-    "dfed-sst-topology-sparsity": Study(
-        meaning="DFed-SST and its baselines with edges removed at random",
-        datasets=SEVEN,
-        clients=(10,),
-        rows=thinned("edge_sparsity"),
-        experiment=METIS,
-        figure="lines",
-        axis="share of edges removed",
-    ),
-    "dfed-sst-label-sparsity": Study(
-        meaning="DFed-SST and its baselines with training labels removed at random",
-        datasets=SEVEN,
-        clients=(10,),
-        rows=thinned("label_sparsity"),
-        experiment=METIS,
-        figure="lines",
-        axis="share of training labels removed",
-    ),
+    "dfed-sst-topology-sparsity": thinned("edges", "edge_sparsity"),
+    "dfed-sst-label-sparsity": thinned("training labels", "label_sparsity"),
     "dfed-sst-time": Study(
         meaning="Time of a round of DFed-SST and its baselines",
         datasets=("cora", "pubmed"),
