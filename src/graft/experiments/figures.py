@@ -103,7 +103,7 @@ class Heat:
 
 def heat_maps(maps: Sequence[Heat]) -> str:
     """Maps one below the other: the darker, the more."""
-    cell_wide, cell_high, left, top = 46, 20, 120, 46
+    cell_wide, cell_high, left, top = 64, 20, 120, 46
     parts: list[str] = []
     y, width = 0, 0
     for one in maps:
@@ -147,13 +147,15 @@ def dash(place: int) -> str:
 
 def legend(parts: list[str], names: Sequence[str]) -> int:
     """Name the curves below the picture; gives the space that this takes."""
+    wide = max(90, 30 + 7 * max(len(name) for name in names))
+    columns = max(330 // wide, 1)  # no wider than one panel
     for place, name in enumerate(names if len(names) > 1 else []):
-        x, y = LEFT + 90 * (place % 3), TOP + HEIGHT + 54 + 18 * (place // 3)
+        x, y = LEFT + wide * (place % columns), TOP + HEIGHT + 54 + 18 * (place // columns)
         parts.append(
             f'<line x1="{x}" x2="{x + 16}" y1="{y - 4}" y2="{y - 4}" stroke="{COLOURS[place % len(COLOURS)]}" '
             f'stroke-width="2"{dash(place)}/><text x="{x + 22}" y="{y}">{escape(name)}</text>'
         )
-    return max(SPACE_BELOW, 54 + 18 * math.ceil(len(names) / 3))
+    return max(SPACE_BELOW, 54 + 18 * math.ceil(len(names) / columns))
 
 
 def axis(
