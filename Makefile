@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Scikit-learn's digits, shared out at random; a client has a label for one image in twenty.
 DEMO := --dataset digits --clients 5 --partition random --split 5/20/75 --rounds 50
 
-.PHONY: setup demo test test-all lint bench clean
+.PHONY: setup demo test test-all lint bench bench-gpu clean
 
 setup: .venv/ready
 
@@ -34,10 +34,10 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python benchmarks/fleet.py
-	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/methods.py
-	$(BIN)/python benchmarks/fingerprints.py
+	$(BIN)/python benchmarks/table.py --device cpu
+
+bench-gpu: setup
+	$(BIN)/python benchmarks/table.py --device cuda
 
 clean:
 	rm -rf .venv runs build dist

@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from fleet import alternate
@@ -22,7 +23,7 @@ from graft.data.synthetic import generate
 from graft.engines.capture import lane
 from graft.engines.in_process import InProcess
 from graft.engines.setup import Setup
-from graft.evaluation import accuracy, fetch
+from graft.evaluation import accuracy, gathered
 from graft.exchange import Request, Server, Traffic
 from graft.experiments.run import participants
 from graft.method import Method
@@ -53,10 +54,29 @@ class Federation:
             number, everyone = self.server.round, self.engine.members()
             members = participants(everyone, self.setup.participation, 0, number)
             play_round(self.setup.method, self.server, self.engine, members, Traffic())
-            fetch(self.engine.losses())
+            gathered(self.engine.losses(), self.setup.device)[1].cpu()
             self.server.take_records()
             scores = self.engine.ask(Request("score", number, everyone))
             return accuracy(scores.correct, self.totals, self.nodes).mean("test")
+
+
+def build_graphs(clients: int, nodes: int) -> list[Graph]:
+    graphs = [
+        generate(nodes=nodes, degree=6, classes=5, homophily=0.8, features=64, seed=client) for client in range(clients)
+    ]
+    return split(graphs, "20/40/40", seed=0)
+
+
+def measure(
+    name: str, graphs: list[Graph], counts: list[int], share: float, rounds: int, device: torch.device
+) -> dict[str, Any]:
+    """What rounds of so many clients cost, in all and for each."""
+    method, models = CASES[name]
+    sides = {count: Federation(method, models, graphs[:count], share, device) for count in counts}
+    middle = list(alternate(sides, rounds)[0].values())
+    each = [1000 * time / count for time, count in zip(middle, counts, strict=True)]
+    slope = math.log(each[-1] / each[0]) / math.log(counts[-1] / counts[0])
+    return {"method": name, "clients": counts, "ms": middle, "us_a_client": each, "slope": slope}
 
 
 def main() -> None:
@@ -72,23 +92,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     counts = [int(count) for count in options.clients.split(",")]
-    graphs = [
-        generate(nodes=options.nodes, degree=6, classes=5, homophily=0.8, features=64, seed=client)
-        for client in range(max(counts))
-    ]
-    graphs = split(graphs, "20/40/40", seed=0)
+    graphs = build_graphs(max(counts), options.nodes)
     rows = []
     print(f"{'method':10}{'clients':>20}{'ms a round':>30}{'us a client':>30}{'slope':>8}")
     for name in options.methods.split(","):
-        method, models = CASES[name]
-        device, share = torch.device(options.device), options.participation
-        sides = {count: Federation(method, models, graphs[:count], share, device) for count in counts}
-        middle = list(alternate(sides, options.rounds)[0].values())
-        each = [1000 * time / count for time, count in zip(middle, counts, strict=True)]
-        slope = math.log(each[-1] / each[0]) / math.log(counts[-1] / counts[0])
-        rows.append({"method": name, "clients": counts, "ms": middle, "us_a_client": each, "slope": slope})
-        shown, apiece = (" ".join(f"{value:9.1f}" for value in values) for values in (middle, each))
-        print(f"{name:10}{', '.join(map(str, counts)):>20}{shown:>30}{apiece:>30}{slope:8.2f}", flush=True)
+        row = measure(name, graphs, counts, options.participation, options.rounds, torch.device(options.device))
+        rows.append(row)
+        shown, apiece = (" ".join(f"{value:9.1f}" for value in row[times]) for times in ("ms", "us_a_client"))
+        print(f"{name:10}{', '.join(map(str, counts)):>20}{shown:>30}{apiece:>30}{row['slope']:8.2f}", flush=True)
     about = {"device": options.device, "threads": options.threads, "participation": options.participation}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({**about, "nodes": options.nodes, "rows": rows}, indent=1))

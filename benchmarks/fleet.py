@@ -31,6 +31,7 @@ from graft.evaluation import accuracy
 from graft.exchange import Clients, Request, Server, Traffic
 from graft.methods.fedavg import FedAvg
 from graft.models import build_model
+from graft.weights import Tree
 
 EPOCHS = 3
 
@@ -98,37 +99,40 @@ class Loop:
 class OneFleet:
     """FedAvg in Graft."""
 
-    def __init__(self, graphs: list[Graph], device: torch.device) -> None:
-        model = build_model("gcn", graphs[0].features, graphs[0].classes)
+    def __init__(self, graphs: list[Graph], device: torch.device, width: int = 64) -> None:
+        model = build_model("gcn", graphs[0].features, graphs[0].classes, width=width)
         method = FedAvg()
-        self.setup = Setup(method, "fedavg", graphs, [model] * len(graphs), device=device)
+        self.setup = Setup(method, "fedavg", graphs, [model] * len(graphs), width=width, device=device)
         self.engine = InProcess(self.setup)
         self.server = Server(model, self.setup.models, len(graphs), 0, device, self.setup.architecture)
         method.start_server(self.server)
         counted = self.engine.ask(Request("count", 0, self.engine.members()))
-        self.totals, self.nodes = counted.totals, counted.nodes
+        self.totals, self.nodes = counted.totals.cpu(), counted.nodes.cpu()
         self.number = 0
 
     def round(self) -> tuple[float, float]:
-        with lane(self.setup.device):
-            return self.play()
-
-    def play(self) -> tuple[float, float]:
         self.number += 1
         self.server.round = self.number
+        with lane(self.setup.device):
+            found, _ = self.engine.play(self.server, "round", self.play)
+        scores = [accuracy(found[name], self.totals, self.nodes).mean("test") for name in ("own", "common")]
+        return scores[0] or 0.0, scores[1] or 0.0
+
+    def play(self) -> tuple[Tree, None]:
         everyone = self.engine.members()
         self.setup.method.round(self.server, Clients(self.engine, self.number, everyone, Traffic()))
         own = self.engine.ask(Request("score", self.number, everyone))
         common = self.engine.ask(Request("score_shared", self.number, everyone, self.server.state.model))
-        scores = [accuracy(reply.correct, self.totals, self.nodes).mean("test") for reply in (own, common)]
-        return scores[0] or 0.0, scores[1] or 0.0
+        return Tree(own=own.correct, common=common.correct), None
 
 
-def compare(dataset: str, clients: int, rounds: int, device: torch.device, cached: bool) -> dict[str, Any]:
-    """Time both sides, round by round in turn."""
+def compare(
+    dataset: str, clients: int, rounds: int, device: torch.device, cached: bool = False, warm: int = 3, often: int = 1
+) -> dict[str, Any]:
+    """Time both sides in turn: one round of the loop, then `often` rounds of the fleet."""
     graphs = federation.build(datasets.load(dataset), clients, seed=0).clients
     sides = {"loop": Loop(graphs, device, cached), "fleet": OneFleet(graphs, device)}
-    middle, scores = alternate(sides, rounds)
+    middle, scores = alternate(sides, rounds, warm, {"fleet": often})
     return {
         "dataset": dataset,
         "clients": clients,
@@ -140,16 +144,20 @@ def compare(dataset: str, clients: int, rounds: int, device: torch.device, cache
     }
 
 
-def alternate(sides: dict[Any, Any], rounds: int) -> tuple[dict[Any, float], dict[Any, Any]]:
-    """Play rounds of all sides in turn; the median milliseconds of a round, and the last scores, of each."""
+def alternate(
+    sides: dict[Any, Any], rounds: int, warm: int = 3, often: dict[Any, int] | None = None
+) -> tuple[dict[Any, float], dict[Any, Any]]:
+    """Play rounds of all sides in turn, of some sides several at a time; of each the median milliseconds of a round,
+    and the last scores. The first turns warm up caches and record rounds."""
     times: dict[Any, list[float]] = {name: [] for name in sides}
     scores = {}
-    for number in range(rounds + 3):
+    for number in range(rounds + warm):
         for name, side in sides.items():
-            start = time.perf_counter()
-            scores[name] = side.round()  # the scores are read, so the device has finished
-            if number >= 3:  # the first rounds warm up caches and record steps
-                times[name].append(1000 * (time.perf_counter() - start))
+            for _ in range((often or {}).get(name, 1)):
+                start = time.perf_counter()
+                scores[name] = side.round()  # the scores are read, so the device has finished
+                if number >= warm:
+                    times[name].append(1000 * (time.perf_counter() - start))
     return {name: statistics.median(values) for name, values in times.items()}, scores
 
 

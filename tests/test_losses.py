@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from graft.losses import divergence, mean_over, nodes_of
+from graft.losses import divergence, log_softmax, mean_over, nodes_of
 from graft.methods.local import Local
 from tests.toy import toy_setup
 
@@ -69,3 +69,11 @@ def test_all_nodes_are_all_but_the_spare_ones():
     assert nodes_of(fleet, "all").sum(1).tolist() == [12, 9, 7]
     assert nodes_of(fleet, "train").sum(1).tolist() == fleet.labels.masks[:, 0].sum(1).tolist()
     assert fleet.graph.nodes == 12
+
+
+@pytest.mark.parametrize("classes", [1, 2, 7, 15, 16, 40])
+def test_log_softmax_is_that_of_the_last_axis_however_many_classes_there_are(classes):
+    logits = torch.randn(3, 5, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for given in (logits, logits.mT.contiguous().mT):
+        torch.testing.assert_close(log_softmax(given), logits.log_softmax(2))
+    assert torch.autograd.gradcheck(log_softmax, logits.clone().requires_grad_())

@@ -155,7 +155,7 @@ def mixed_numbers(method, values, **settings):
 
 
 def one_round(setup, engine, members):
-    server = Server(None, setup.models, len(setup.models), setup.seed, setup.device, setup.architecture, round=1)
+    server = Server(None, setup.models, len(setup.models), setup.seed, setup.device, setup.architecture, at=1)
     traffic = Traffic()
     return play_round(setup.method, server, engine, members, traffic), traffic, server
 

@@ -164,3 +164,45 @@ def test_seeds_are_the_same_in_every_process():
 
 def test_draws_are_those_of_splitmix64_worked_out_in_plain_integers():
     assert Stream(torch.tensor([1])).bits(2).tolist() == [[4689417271487893854, -1942014151176595275]]
+
+
+def test_some_owners_draw_what_they_draw_among_all():
+    for drawn in (
+        lambda stream: stream.bits(5),
+        lambda stream: stream.keep(0.3, 4, 8),
+        lambda stream: stream.drop(torch.ones(len(stream.keys), 4, 8), 0.5),
+    ):
+        whole = Stream(torch.tensor([3, 1, 4, 1000, 59]))
+        whole.bits(2)
+        first, last = whole.of(range(2)), whole.of(range(2, 5))
+        parts = [torch.cat([drawn(first), drawn(last)]) for _ in range(2)]
+        assert torch.equal(parts[0], drawn(whole))
+        assert torch.equal(parts[1], drawn(whole))
+        assert not torch.equal(*parts)
+
+
+def test_dropout_is_the_same_whether_parts_share_its_draws_or_not(monkeypatch):
+    def drops():
+        whole = Stream(torch.tensor([3, 1, 4]))
+        first, last = whole.of(range(1)), whole.of(range(1, 3))
+        found = [first.drop(torch.ones(1, 6, 8), 0.5), last.drop(torch.ones(2, 6, 8), 0.5)]
+        found.append(last.drop(torch.ones(2, 6, 8), 0.25))
+        whole.advance([first.draws, last.draws, last.draws])
+        return [*found, whole.drop(torch.ones(3, 6, 8), 0.5)]
+
+    shared = drops()
+    monkeypatch.setattr("graft.randomness.WORTH_SHARING", 0)
+    assert all(torch.equal(one, other) for one, other in zip(shared, drops(), strict=True))
+    assert not torch.equal(shared[1], shared[2])
+
+
+@pytest.mark.parametrize("draws", [[2, 2, 2], [0, 1, 3]])
+def test_advancing_is_drawing(draws):
+    whole = Stream(torch.tensor([3, 1, 4]))
+    whole.advance(draws)
+    for owner, count in enumerate(draws):
+        alone = Stream(torch.tensor([[3, 1, 4][owner]]))
+        for _ in range(count):
+            alone.bits(1)
+        assert torch.equal(whole.bits(4)[owner], alone.bits(4)[0])
+        whole.draws -= 1

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from graft.graph import lay_out
-from graft.sparse import BlockSparse, attention
+from graft.sparse import NODES, BlockSparse, _Long, attention, stacked_product
 from tests.memory import crowded_graph, gather_rows, peak_of
 
 
@@ -257,3 +257,29 @@ def test_attention_never_makes_anything_of_edges_by_width():
     assert peak_of(attend) < too_much / 4  # a few numbers an edge
     assert peak_of(average) < too_much / 16
     assert peak_of(lambda: gather_rows(graph, width)) >= too_much
+
+
+@pytest.mark.parametrize("outputs", [1, 7, 15, 16, 40])
+@pytest.mark.parametrize("inputs", [3, 20])
+def test_products_of_any_width_and_their_gradients_are_plain_ones(inputs, outputs):
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.randn(2, 5, inputs, dtype=torch.float64, generator=generator).requires_grad_()
+    weight = torch.randn(2, inputs, outputs, dtype=torch.float64, generator=generator).requires_grad_()
+    torch.testing.assert_close(stacked_product(dense, weight), dense @ weight)
+    assert torch.autograd.gradcheck(stacked_product, (dense, weight))
+    for needed in (dense, weight):
+        (found,) = torch.autograd.grad(stacked_product(dense, weight).square().sum(), needed)
+        torch.testing.assert_close(found, torch.autograd.grad((dense @ weight).square().sum(), needed)[0])
+
+
+@pytest.mark.parametrize("nodes", [4 * NODES, 4 * NODES + 37])
+def test_a_long_product_and_its_gradients_are_the_plain_ones(nodes):
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, *shape, generator=draw) for shape in ((nodes, 5), (5, 3), (nodes, 3))]
+    plain, parts = ([one.clone().requires_grad_() for one in given[:2]] for _ in range(2))
+    weights = given[2]
+    ((plain[0] @ plain[1]) * weights).sum().backward()
+    (_Long.apply(*parts) * weights).sum().backward()
+    for one, other in zip(plain, parts, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-3, rtol=1e-4)
+    assert parts[1].grad.abs().min() > 0.1

@@ -12,14 +12,15 @@ import torch
 from graft.data import cards
 from graft.data.federation import Federation
 from graft.data.graphs import clean, cut
+from graft.engines.capture import lane
 from graft.engines.in_process import InProcess
 from graft.engines.setup import Setup
 from graft.exchange import Server, Traffic
 from graft.experiments.run import participants
 from graft.models import assign_models
-from graft.peers import play_round
+from graft.peers import PeerMethod, play_round
 from graft.training import Training
-from graft.weights import leaves, map_tree, stack
+from graft.weights import Tree, leaves, map_tree, stack, unmarked
 
 SIZES = (12, 9, 7)
 CLASSES = 3
@@ -139,11 +140,14 @@ class Played:
 
     def client(self, number):
         """All that one client keeps."""
-        return self.engine.state()[number]
+        return unmarked(self.engine.state()[number])
 
 
-def play(setup, rounds=2, engine=None, first=1, state=None):
-    """Play rounds as a run does, without scores and records; with `state` the server goes on from there."""
+def play(setup, rounds=2, engine=None, first=1, state=None, whole=True):
+    """Play rounds as a run does, without scores; with `state` the server goes on from there.
+
+    On a GPU rounds are recorded as a whole where their method allows it, unless `whole` is off.
+    """
     engine = engine or InProcess(setup)
     models = setup.models
     server = Server(
@@ -157,10 +161,22 @@ def play(setup, rounds=2, engine=None, first=1, state=None):
     setup.method.start_server(server)
     server.state = state or server.state
     traffic = Traffic()
-    for number in range(first, first + rounds):
-        server.round = number
-        members = participants(engine.members(), setup.participation, setup.seed, number)
-        play_round(setup.method, server, engine, members, traffic, setup.topology)
+
+    def one_round():
+        sent = Traffic()
+        members = participants(engine.members(), setup.participation, setup.seed, server.at)
+        play_round(setup.method, server, engine, members, sent, setup.topology)
+        records, server.records = server.records, {}
+        tensors = {name: value for name, value in records.items() if isinstance(value, torch.Tensor)}
+        return Tree(tensors), (sent, records)
+
+    with lane(setup.device):
+        for number in range(first, first + rounds):
+            server.round = number
+            kind = "round" if whole and not isinstance(setup.method, PeerMethod) else None
+            found, (sent, records) = engine.play(server, kind, one_round)
+            server.records |= records | dict(leaves(found))
+            traffic.add(sent)
     return Played(server, engine, traffic)
 
 

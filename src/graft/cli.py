@@ -119,6 +119,7 @@ def run(
     seed: Annotated[Number, typer.Option(help="Seed of partition, split, weights and training.")] = None,
     device: Annotated[Names, typer.Option(help="auto, cpu or cuda.")] = None,
     engine: Annotated[Names, typer.Option(help="in_process or loopback.")] = None,
+    precision: Annotated[Names, typer.Option(help="Of matrix products on a GPU: float32 or tf32.")] = None,
     memory: Annotated[Names, typer.Option(help="Memory that may be used, as 4GB; a share of what is free.")] = None,
     checkpoint_every: Annotated[Number, typer.Option(help="Rounds between checkpoints.")] = None,
     set_: Annotated[Optional[list[str]], typer.Option("--set", help="A field of the method or plug: mu=0.1.")] = None,  # noqa: UP045

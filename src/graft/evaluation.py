@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isnan
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,32 +16,34 @@ KINDS = ("train", "validation", "test")
 class Accuracy:
     """Accuracies of one set of models on every client's own nodes; nan where a client has no such node."""
 
-    per_client: Tensor  # float64 [clients, 3]: train, validation, test
-    nodes: Tensor  # [clients]
+    per_client: np.ndarray  # float64 [clients, 3]: train, validation, test
+    nodes: np.ndarray  # [clients]
 
     def mean(self, kind: str) -> float | None:
         """The plain mean over the clients that have such nodes; None if no client has."""
-        return number(self.per_client[:, KINDS.index(kind)].nanmean())
+        values, _ = self._known(kind)
+        return float(values.mean()) if len(values) else None
 
     def node_weighted(self, kind: str) -> float | None:
         """The mean weighted by how many nodes each client has."""
+        values, nodes = self._known(kind)
+        return float(values @ nodes / nodes.sum()) if len(values) else None
+
+    def _known(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         values = self.per_client[:, KINDS.index(kind)]
-        known = ~values.isnan()
-        return number((values * self.nodes)[known].sum() / self.nodes[known].sum())
+        known = ~np.isnan(values)
+        return values[known], self.nodes[known]
 
     def clients(self, kind: str) -> list[float | None]:
         values: list[float] = self.per_client[:, KINDS.index(kind)].tolist()
         return [None if isnan(value) else value for value in values]
 
 
-def number(value: Tensor) -> float | None:
-    return None if value.isnan() else float(value)
-
-
 def accuracy(correct: Tensor, totals: Tensor, nodes: Tensor) -> Accuracy:
     """Accuracies from counts [clients, groups, 3]; groups are clients whose graphs were pooled into one."""
-    shares = correct.flatten(0, 1).double() / totals.flatten(0, 1)  # 0 / 0 is nan: nothing to score
-    return Accuracy(shares.cpu(), nodes.flatten().double().cpu())
+    with np.errstate(invalid="ignore"):  # 0 / 0 is nan: nothing to score
+        shares = correct.cpu().flatten(0, 1).numpy() / totals.cpu().flatten(0, 1).numpy()
+    return Accuracy(shares, nodes.cpu().flatten().numpy())
 
 
 @dataclass
@@ -59,7 +62,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Losses:
-    """The last losses of a round, fetched from the device in one go."""
+    """The last losses of a round."""
 
     owners: list[tuple[str, int]]  # step and client of each
     values: Tensor
@@ -73,7 +76,8 @@ class Losses:
         return float(self.values.mean()) if self.owners else None
 
 
-def fetch(losses: list[tuple[str, list[int], Tensor]]) -> Losses:
-    values = [loss.detach().reshape(-1) for _, _, loss in losses]
+def gathered(losses: list[tuple[str, list[int], Tensor]], device: torch.device) -> tuple[list[tuple[str, int]], Tensor]:
+    """The last losses of a round one after the other, and whose they are."""
     owners = [(step, client) for step, clients, _ in losses for client in clients]
-    return Losses(owners, torch.cat(values).cpu() if values else torch.empty(0))
+    values = [loss.detach().reshape(-1) for _, _, loss in losses]
+    return owners, torch.cat(values) if values else torch.empty(0, device=device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graft.errors import InputError
 from graft.fleet import initial
-from graft.randomness import Stream, seed_for, streams
+from graft.randomness import Slots, Stream, numbers, seed_for, streams
 from graft.weights import Tree, check_message, count_bytes, leaves, map_tree, take
 
 if TYPE_CHECKING:
@@ -43,9 +43,14 @@ class Replies:
     def _in_order(self, branches: list[Any]) -> Any:
         if len(self._parts) == 1 and self._parts[0][0] == self.clients:
             return branches[0]
-        arrived = torch.tensor([client for clients, _ in self._parts for client in clients])
-        order = arrived.argsort()
-        return map_tree(lambda *pieces: torch.cat(pieces)[order.to(pieces[0].device)], branches[0], *branches[1:])
+        arrived = [client for clients, _ in self._parts for client in clients]
+        order = tuple(sorted(range(len(arrived)), key=arrived.__getitem__))
+
+        def reordered(*pieces: Tensor) -> Tensor:
+            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return whole.index_select(0, numbers(order, whole.device))
+
+        return map_tree(reordered, branches[0], *branches[1:])
 
     def __getitem__(self, client: int) -> Any:
         row, part = self._places[client]
@@ -91,6 +96,14 @@ class Engine(Protocol):
 
     def ask(self, request: Request) -> Replies: ...
 
+    def play(self, server: Server, kind: Any, round: Callable[[], tuple[Tree, Any]]) -> tuple[Tree, Any]:
+        """Play a round: a function that gives tensors, which come back on the host in one go, and other facts.
+
+        An engine may record it on a GPU and replay it from then on: the facts of all rounds of one kind must be the
+        same. A round of kind None is never recorded.
+        """
+        ...
+
     def losses(self) -> list[tuple[str, list[int], Tensor]]:
         """The last training losses of every step, with the clients they belong to, since this was asked before."""
         ...
@@ -112,6 +125,9 @@ class Traffic:
     down: int = 0
     peer: int = 0
 
+    def add(self, other: Traffic) -> None:
+        self.up, self.down, self.peer = self.up + other.up, self.down + other.down, self.peer + other.peer
+
 
 class Clients:
     """The clients that take part in this round."""
@@ -129,7 +145,7 @@ class Clients:
         self._traffic = traffic
         self._turns: Counter[str] = Counter() if turns is None else turns
         self._listener = listener
-        self.round = round
+        self._round = round
         self.members = members
 
     def __len__(self) -> int:
@@ -150,7 +166,7 @@ class Clients:
         return self._with(self.members, listener)
 
     def _with(self, members: list[int], listener: Callable[[Replies], None] | None) -> Clients:
-        return Clients(self._engine, self.round, members, self._traffic, self._turns, listener)
+        return Clients(self._engine, self._round, members, self._traffic, self._turns, listener)
 
     def ask(self, step: Callable[..., Any], message: Any = None, each: Mapping[int, Any] | None = None) -> Replies:
         """Run a step at the clients; `message` goes to all of them, `each` holds one message a client instead."""
@@ -168,7 +184,7 @@ class Clients:
         self._traffic.down += copies * sum(count_bytes(one) for one in sent)
         turn = self._turns[name]
         self._turns[name] += 1
-        replies = self._engine.ask(Request(name, self.round, self.members, message, each, turn))
+        replies = self._engine.ask(Request(name, self._round, self.members, message, each, turn))
         self._traffic.up += replies.bytes()
         if self._listener is not None:
             self._listener(replies)
@@ -186,9 +202,25 @@ class Server:
     device: torch.device
     architecture: Callable[[str], Model]  # another architecture, for the same data and of the same width and dropout
     state: Tree = field(default_factory=Tree)
-    round: int = 0
     rounds: int = 100  # how many the run will have, for schedules
     records: dict[str, Any] = field(default_factory=dict)
+    derived: dict[Any, Any] = field(
+        default_factory=dict
+    )  # what was made of state; never saved, so it can be made again
+    slots: Slots | None = None  # where seeds come from while a round is recorded
+    looked_at_round: bool = False
+    at: int = 0  # the number of the round, for those who do not decide anything by it
+
+    @property
+    def round(self) -> int:
+        """The number of the round; rounds of a method that asks for it are not recorded as a whole on a GPU."""
+        self.looked_at_round = True
+        return self.at
+
+    @round.setter
+    def round(self, number: int) -> None:
+        self.at = number
+        self.looked_at_round = False
 
     def initial(self, model: Model | None = None) -> Tree:
         """Initial weights of the clients' common architecture, or of another one."""
@@ -197,15 +229,18 @@ class Server:
             raise InputError("this method needs one architecture for all clients")
         return map_tree(lambda leaf: leaf.to(self.device), initial(model, self.seed))  # type: ignore[no-any-return]
 
-    def random(self, purpose: str) -> Stream:
-        """Random draws of the server's own in this round."""
-        return streams(self.device, seed_for(self.seed, self.round, "server", purpose), [0])
+    def random(self, purpose: str, owners: Sequence[int] = (0,)) -> Stream:
+        """Random draws of the server's own in this round: one stream, or one for every number in `owners`."""
+        who = "server", purpose
+        seed = self.slots.take(self.seed, *who) if self.slots else seed_for(self.seed, self.at, *who)
+        return streams(self.device, seed, owners)
 
     def record(self, **values: Any) -> None:
         """Keep values of this round for the run's record; they are read only once the round is over."""
         self.records.update(values)
 
     def take_records(self) -> dict[str, Any]:
+        """What was recorded in this round, as plain numbers and lists."""
         plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in self.records.items()}
         self.records = {}
         return plain

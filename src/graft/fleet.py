@@ -1,8 +1,8 @@
-"""A fleet: one or more clients that share an architecture, seen by a step as if they were one."""
+"""A fleet: one or more clients, seen by a step as if they were one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from graft.data.graphs import Graph, cut
 from graft.data.partitions import partition
 from graft.graph import FleetGraph, lay_out
-from graft.randomness import Stream, seed_for, streams
+from graft.losses import log_softmax
+from graft.models.architecture import LayeredModel
+from graft.models.mixed import Mixed
+from graft.randomness import Slots, Stream, seed_for, streams
 from graft.training import Part, Training, fit, full_batch
-from graft.weights import Tree, Weights, spread
+from graft.weights import Owners, Tree, Weights, spread
 
 if TYPE_CHECKING:
     from graft.models.architecture import Model, Output
@@ -98,6 +100,11 @@ class Fleet:
     def device(self) -> torch.device:
         return self.labels.classes.device
 
+    @property
+    def owners(self) -> Owners:
+        """Which of the clients have a row in a leaf of their state."""
+        return Owners(len(self.clients), self.model.kinds)
+
     @cached_property
     def numbers(self) -> Tensor:
         """The clients' numbers in the federation, to compare with those of others."""
@@ -127,11 +134,12 @@ class Fleet:
         fleet.graph, fleet.labels = self.clean
         return fleet
 
-    def begin(self, round: int, step: str, turn: int = 0) -> None:
+    def begin(self, round: int, step: str, turn: int = 0, slots: Slots | None = None) -> None:
         """Start a step: from here on every random draw belongs to (run, round, client, step, turn)."""
         self._round = round
         self.looked_at_round = False
-        self.random = streams(self.device, seed_for(self.seed, round, step, turn), self.clients)
+        seed = slots.take(self.seed, step, turn) if slots else seed_for(self.seed, round, step, turn)
+        self.random = streams(self.device, seed, self.clients)
         self.losses = {}
 
     @property
@@ -146,11 +154,21 @@ class Fleet:
 
     def initial(self, model: Model | None = None) -> Tree:
         """Initial weights: every client, and the server, starts one architecture at the same point."""
-        return spread(initial(model or self.model, self.seed), len(self.clients), self.device)  # type: ignore[no-any-return]
+        model = model or self.model
+        if isinstance(model, Mixed):
+            return Tree({kind.name: self._initial(kind.model, kind.clients) for kind in model.parts})
+        return self._initial(model, len(self.clients))
+
+    def _initial(self, model: Model, clients: int) -> Tree:
+        return spread(initial(model, self.seed), clients, self.device)  # type: ignore[no-any-return]
 
     def forward(self, weights: Weights, model: Model | None = None, graph: FleetGraph | None = None) -> Output:
         """Predictions in training mode, dropout on and gradients kept; `graph` may be a view of the fleet's own."""
         return (model or self.model)(weights, graph or self.graph, self.random)
+
+    def forward_and_predict(self, weights: Weights, model: Model | None = None) -> tuple[Output, Output]:
+        """Both at once: what does not depend on dropout is worked out once."""
+        return (model or self.model).both(weights, self.graph, self.random)
 
     @torch.no_grad()
     def predict(self, weights: Weights, model: Model | None = None, graph: FleetGraph | None = None) -> Output:
@@ -198,7 +216,8 @@ class Fleet:
             settings = replace(settings, epochs=epochs)
         whole = self.graph, self.labels
         try:
-            fitted, states, last = fit(parts, settings, self._turns if settings.batches > 1 else full_batch)
+            turns = self._turns if settings.batches > 1 else full_batch
+            fitted, states, last = fit(parts, settings, turns, self.owners)
         finally:
             self.graph, self.labels = whole
             self._batch = None
@@ -240,8 +259,8 @@ class Fleet:
         """Mean loss over each client's training nodes; zero for a client without any."""
         nodes, labels, shares = self.train_nodes
         picked = logits.gather(1, nodes.unsqueeze(2).expand(-1, -1, logits.shape[2]))
-        per_node = functional.cross_entropy(picked.flatten(0, 1), labels.flatten(), reduction="none")
-        return (per_node.view_as(shares) * shares).sum(1)
+        chances = log_softmax(picked).gather(2, labels.unsqueeze(2)).squeeze(2)
+        return -(chances * shares).sum(1)
 
     def correct(self, weights: Weights) -> Tensor:
         """Nodes that a model classifies correctly: [clients, groups, 3] for training, validation and test nodes."""
@@ -249,7 +268,7 @@ class Fleet:
 
     def count_correct(self, logits: Tensor) -> Tensor:
         """The same for logits that are there already."""
-        right = logits.argmax(2) == self.labels.classes
+        right = logits.max(2).indices == self.labels.classes  # on a CPU sooner found than by `argmax`
         return self._count(self.labels.masks & right.unsqueeze(1))
 
     def count_validated(self, logits: Tensor) -> Tensor:
@@ -275,7 +294,7 @@ class Fleet:
         """Some of the clients as a fleet of their own, without state."""
         clients = [self.clients[position] for position in chosen]
         graph, labels = self.graph.select(chosen), self.labels.select(chosen)
-        fleet = Fleet(clients, graph, labels, self.model, self.training, self.seed, self._make)
+        fleet = Fleet(clients, graph, labels, self.model.select(chosen), self.training, self.seed, self._make)
         fleet.federation, fleet.derived = self.federation, self.derived
         fleet.cut_batches = lambda: [batch.select(chosen) for batch in self.batches]
         if self.clean is not None:
@@ -342,17 +361,20 @@ def laid_out(graphs: Sequence[Graph], device: torch.device, groups: np.ndarray |
     return graph, Labels(classes.to(device), masks.to(device), owners.to(device), group_count)
 
 
-def group_clients(models: Sequence[Model], graphs: Sequence[Graph]) -> list[list[int]]:
-    """Which clients train together: same architecture, and sizes within a factor of two, so that
-    spare nodes never more than double the work."""
+def group_clients(models: Sequence[Model], graphs: Sequence[Graph], mixable: Collection[Model] = ()) -> list[list[int]]:
+    """Which clients train together: same architecture, or mixable ones of one width, in the order of their kinds; and
+    sizes within a factor of two, so that spare nodes never more than double the work."""
     fleets: dict[Any, list[list[int]]] = {}
     for client in sorted(range(len(graphs)), key=lambda client: (-graphs[client].nodes, client)):
         model = models[client]
+        kind = (model.width, model.classes) if model in mixable and isinstance(model, LayeredModel) else model
         dense = isinstance(graphs[client].x, np.ndarray)
-        mine = fleets.setdefault((model, dense), [])
+        mine = fleets.setdefault((kind, dense), [])
         joinable = model.stackable and mine and 2 * graphs[client].nodes >= graphs[mine[-1][0]].nodes
         if joinable:
             mine[-1].append(client)
         else:
             mine.append([client])
-    return [sorted(fleet) for group in fleets.values() for fleet in group]
+    places = {model: place for place, model in enumerate(dict.fromkeys(models))}
+    in_order = partial(sorted, key=lambda client: (places[models[client]], client))
+    return [in_order(fleet) for group in fleets.values() for fleet in group]

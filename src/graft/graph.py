@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.randomness import Stream
-from graft.sparse import BlockSparse
+from graft.sparse import BlockSparse, side_by_side, stacked_product
 
 
 class MaskedFeatures:
@@ -27,7 +27,8 @@ class MaskedFeatures:
         self.columns = columns  # float [clients, features]: 1 kept, 0 hidden
 
     def __matmul__(self, weight: Tensor) -> Tensor:
-        return self.features @ (self.columns.unsqueeze(2) * weight)
+        masked = self.columns.unsqueeze(2) * weight
+        return stacked_product(self.features, masked) if isinstance(self.features, Tensor) else self.features @ masked
 
     def dense(self) -> Tensor:
         features = self.features if isinstance(self.features, Tensor) else self.features.dense()
@@ -148,6 +149,26 @@ class FleetGraph:
             self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, whole=self
         )
 
+    def part(self, clients: range) -> FleetGraph:
+        """The graphs of clients that stand side by side; cut once, and what can be is a view."""
+        if len(clients) == self.clients:
+            return self
+        if clients not in self._parts:
+            self._parts[clients] = self._cut(clients)
+        return self._parts[clients]
+
+    def _cut(self, clients: range) -> FleetGraph:
+        chosen = list(clients)
+        if self.whole is None:
+            return self.select(chosen)
+        whole, kept, masked = self.whole.part(clients), self.neighbours.values_of(chosen), self.features
+        features = MaskedFeatures(whole.features, masked.columns[clients.start : clients.stop])
+        return FleetGraph(whole.neighbours.with_values(kept), features, whole.sizes, whole=whole)
+
+    @cached_property
+    def _parts(self) -> dict[range, FleetGraph]:
+        return {}
+
     @property
     def width(self) -> int:
         """The number of features of a node."""
@@ -155,7 +176,10 @@ class FleetGraph:
 
     def select(self, chosen: list[int]) -> FleetGraph:
         """The graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made again."""
-        features = self.features[chosen] if isinstance(self.features, Tensor) else self.features.select(chosen)
+        if isinstance(self.features, Tensor):
+            features = self.features[chosen[0] : chosen[-1] + 1] if side_by_side(chosen) else self.features[chosen]
+        else:
+            features = self.features.select(chosen)
         picked = FleetGraph(self.neighbours.select(chosen), features, self.sizes[chosen])
         if "looped" in self.__dict__:
             picked.looped = self.looped.select(chosen)

@@ -23,12 +23,20 @@ def mean_over(values: Tensor, nodes: Tensor) -> Tensor:
     return (values * nodes).sum(1) / nodes.sum(1).clamp(min=1)
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Logarithms of probabilities over the last of three axes."""
+    if logits.is_cuda or logits.shape[2] >= 16:
+        return functional.log_softmax(logits, 2)
+    return functional.log_softmax(logits.mT, 1).mT  # CPUs were seen to be ten times as fast along a long axis
+
+
 def divergence(teacher: Tensor, student: Tensor, nodes: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(teacher || student), both given as logits: a sum over classes and a mean over nodes.
 
     The teacher is a fixed target, so no gradient reaches it. A temperature softens both, and its square keeps the
     gradient as large as without (Hinton, Vinyals and Dean, 2015).
     """
-    wanted = functional.log_softmax(teacher.detach() / temperature, 2)
-    found = functional.log_softmax(student / temperature, 2)
+    if temperature != 1:
+        teacher, student = teacher / temperature, student / temperature
+    wanted, found = log_softmax(teacher.detach()), log_softmax(student)
     return temperature**2 * mean_over((wanted.exp() * (wanted - found)).sum(2), nodes)

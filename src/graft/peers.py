@@ -239,7 +239,7 @@ def play_round(
 ) -> LinkRecord:
     """Play one round of any method; gives the links along which peers exchanged, if there were any."""
     if not isinstance(method, PeerMethod):
-        method.round(server, Clients(engine, server.round, members, traffic))
+        method.round(server, Clients(engine, server.at, members, traffic))
         return {}
     peers = Peers(engine, server.round, members, traffic, server.seed, topology, server.rounds)
     method.round(peers)

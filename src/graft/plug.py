@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from graft.errors import InputError
 from graft.method import Method
 from graft.peers import PeerMethod
+from graft.randomness import numbers
 from graft.weights import Tree, Weights, leaves, map_tree, take
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def aggregated(server: Server, clients: list[int] | None = None) -> Tree:
         return map_tree(lambda leaf: leaf.unsqueeze(0), server.state.model)  # type: ignore[no-any-return]
     if clients is None or len(clients) == server.clients:
         return server.state.models  # type: ignore[no-any-return]
-    return take(server.state.models, torch.tensor(clients, device=server.device))  # type: ignore[no-any-return]
+    return take(server.state.models, numbers(tuple(clients), server.device))  # type: ignore[no-any-return]
 
 
 def replace_aggregated(server: Server, clients: list[int], models: Weights) -> None:
@@ -134,9 +134,8 @@ def replace_aggregated(server: Server, clients: list[int], models: Weights) -> N
 
 def put(whole: Weights, clients: list[int], rows: Weights) -> Tree:
     """A stacked tree with other rows for some clients."""
-    where = torch.tensor(clients)
 
     def one(leaf: Tensor, new: Tensor) -> Tensor:
-        return new if len(clients) == len(leaf) else leaf.index_copy(0, where.to(leaf.device), new)
+        return new if len(clients) == len(leaf) else leaf.index_copy(0, numbers(tuple(clients), leaf.device), new)
 
     return map_tree(one, whole, rows)  # type: ignore[no-any-return]

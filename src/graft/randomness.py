@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from graft import kernels
 
 # The constants of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), as signed 64-bit numbers.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FIRST = 0xBF58476D1CE4E5B9 - 2**64
 SECOND = 0x94D049BB133111EB - 2**64
+
+
+WORTH_SHARING = 2**18  # numbers; up to so many, what takes time is to ask for them
 
 
 def seed_for(*parts: int | str) -> int:
@@ -33,9 +40,13 @@ def mix(bits: Tensor) -> Tensor:
     return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**33 - 1))
 
 
-@lru_cache(maxsize=64)
 def counters(count: int, device: torch.device) -> Tensor:
-    return torch.arange(1, count + 1, device=device) * GOLDEN
+    return block(max(count - 1, 0).bit_length(), device)[:count]
+
+
+@cache  # recorded steps read them from where they are, so they must never go
+def block(power: int, device: torch.device) -> Tensor:
+    return torch.arange(1, 2**power + 1, device=device) * GOLDEN
 
 
 class Stream:
@@ -44,22 +55,64 @@ class Stream:
     def __init__(self, keys: Tensor) -> None:
         self.keys = keys
         self.draws = 0
+        self._part_of: tuple[Stream, range] | None = None
+        self._masks: dict[tuple[Any, ...], Tensor] = {}  # those that parts have drawn in this turn
 
     def bits(self, count: int) -> Tensor:
         """Fresh 64-bit numbers [clients, count]."""
         self.draws += 1
+        if self.keys.is_cuda and (found := kernels.draw_bits(self.keys, self.draws, count)) is not None:
+            return found
         start = mix(self.keys + self.draws)
         return mix(counters(count, self.keys.device) + start[:, None])
 
+    def of(self, owners: range) -> Stream:
+        """The same draws for some of the owners, who stand side by side."""
+        part = Stream(self.keys[owners.start : owners.stop])
+        part.draws, part._part_of = self.draws, (self, owners)
+        return part
+
+    def advance(self, draws: Sequence[int]) -> None:
+        """Move on as if every owner had drawn a number of times of its own."""
+        self._masks = {}
+        if len(set(draws)) == 1:
+            self.draws += draws[0]
+        else:
+            self.keys = self.keys + numbers(tuple(draws), self.keys.device)
+
     def keep(self, rate: float, rows: int, width: int) -> Tensor:
         """True with probability 1 - rate, for every client, row and column (steps of 1/65536)."""
-        # A 64-bit number holds eight draws of 8 bits, which is enough for rates such as 0.5, or four of 16 bits.
-        size, kind = (8, torch.int8) if (256 * rate).is_integer() else (16, torch.int16)
+        draws, least = self._draws(rate, rows, width)
+        return draws >= least
+
+    def _draws(self, rate: float, rows: int, width: int) -> tuple[Tensor, int]:
+        """Whole numbers, and the least that they must be for something to be kept."""
+        size, least = threshold(rate)
         words = -(-width * size // 64)
-        draws = self.bits(rows * words).view(kind).view(-1, rows, words * 64 // size)
-        # A rate just below 1 must not round up to 1: the threshold would not fit.
-        levels = 1 << size
-        return draws[:, :, :width] >= min(round(rate * levels), levels - 1) - levels // 2
+        kind = torch.int8 if size == 8 else torch.int16
+        return self.bits(rows * words).view(kind).view(-1, rows, words * 64 // size)[:, :, :width], least
+
+    def drop(self, values: Tensor, rate: float) -> Tensor:
+        """Dropout: values [clients, rows, width] as `keep` says, scaled so that their mean stays."""
+        if values.is_cuda and values.dtype == torch.float32:
+            self.draws += 1
+            return _Dropped.apply(values, self.keys, self.draws, rate)  # type: ignore[no-any-return, no-untyped-call]
+        return values * self._mask(rate, values.shape[1], values.shape[2], values.dtype)
+
+    def _mask(self, rate: float, rows: int, width: int, kind: torch.dtype) -> Tensor:
+        """What `keep` says, as numbers to multiply with."""
+        whole, owners = self._part_of or (self, range(len(self.keys)))
+        if whole is self or self.keys.is_cuda or len(whole.keys) * rows * width > WORTH_SHARING:
+            draws, least = self._draws(rate, rows, width)
+            return draws.float().ge_(least).to(kind).mul_(1 / (1 - rate))  # CPUs are slow at truth values
+        # Of small ones that for all owners takes no longer than that for some, who need not be the last to ask.
+        self.draws += 1
+        asked = self.draws, rate, rows, width, kind
+        if asked not in whole._masks:
+            everyone = Stream(whole.keys)
+            everyone.draws = self.draws - 1
+            whole._masks[asked] = everyone._mask(rate, rows, width, kind)
+        return whole._masks[asked][owners.start : owners.stop]
 
     def uniform(self, count: int) -> Tensor:
         """Numbers in [0, 1), [clients, count]."""
@@ -71,7 +124,71 @@ class Stream:
         return radius * (2 * math.pi * self.uniform(count)).cos()
 
 
-def streams(device: torch.device, seed: int, owners: list[int]) -> Stream:
+def threshold(rate: float) -> tuple[int, int]:
+    """How many bits decide, and the least number that they must be, as a signed one, for something to be kept."""
+    # A 64-bit number holds eight draws of 8 bits, which is enough for rates such as 0.5, or four of 16 bits.
+    size = 8 if (256 * rate).is_integer() else 16
+    levels = 1 << size
+    # A rate just below 1 must not round up to 1: the threshold would not fit.
+    return size, min(round(rate * levels), levels - 1) - levels // 2
+
+
+class _Dropped(torch.autograd.Function):
+    """Nothing is kept for the way back: what is dropped is drawn again."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, keys: Tensor, draws: int, rate: float) -> Tensor:
+        ctx.how = keys, draws, rate
+        return dropped(values, keys, draws, rate)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return dropped(gradient, *ctx.how), None, None, None
+
+
+def dropped(values: Tensor, keys: Tensor, draws: int, rate: float) -> Tensor:
+    scale = 1 / (1 - rate)
+    found = kernels.drop(keys, draws, values.contiguous(), *threshold(rate), scale)
+    if found is not None:
+        return found
+    stream = Stream(keys)
+    stream.draws = draws - 1
+    return values * stream.keep(rate, values.shape[1], values.shape[2]).to(values.dtype).mul_(scale)
+
+
+class Slots:
+    """Seeds for a recorded round, filled in before every replay: who draws is known from the recording."""
+
+    def __init__(self, device: torch.device, most: int = 256) -> None:
+        self.seeds = torch.zeros(most, dtype=torch.int64, device=device)
+        self._host = torch.zeros(most, dtype=torch.int64, pin_memory=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._who: list[tuple[int | str, ...]] = []
+
+    def take(self, *who: int | str) -> Tensor:
+        """The place of one seed more."""
+        self._who.append(who)
+        return self.seeds[len(self._who) - 1]
+
+    def fill(self, round: int) -> None:
+        """Set the seeds of a round."""
+        taken = len(self._who)
+        self._copied.synchronize()  # those of the round before are read from here
+        self._host.numpy()[:taken] = [seed_for(run, round, *who) for run, *who in self._who]
+        self.seeds[:taken].copy_(self._host[:taken], non_blocking=True)
+        self._copied.record()
+
+
+def streams(device: torch.device, seed: int | Tensor, owners: Sequence[int]) -> Stream:
     """One stream for every owner's number, all from one seed."""
-    numbers = torch.tensor(owners) * GOLDEN + seed
-    return Stream(mix(numbers).to(device))
+    if device.type == "cpu":
+        return Stream(mix(torch.tensor(owners) * GOLDEN + seed))
+    if not isinstance(seed, Tensor):  # filled in by the device itself: a copy from the host would wait for it
+        seed = torch.full((), seed, dtype=torch.int64, device=device)
+    return Stream(mix(numbers(tuple(owners), device) * GOLDEN + seed))
+
+
+@cache  # as above
+def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Whole numbers on a device, brought there once."""
+    return torch.tensor(values, device=device)

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from graft.weights import Tree, Weights, grow, leaves, map_tree
+from graft import kernels
+from graft.weights import Owners, Tree, Weights, broadcast, grow, leaves, map_tree
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,19 @@ class Part:
     frozen: frozenset[str] = frozenset()  # paths that are not trained
 
 
+Flat = dict[str, Tensor]  # the leaves of a tree by their paths
+
+
 def full_batch(epoch: int) -> Iterable[bool]:  # noqa: ARG001
     """One turn an epoch, on all nodes."""
     return (False,)
 
 
 def fit(
-    parts: dict[str, Part], training: Training, turns: Callable[[int], Iterable[bool]] = full_batch
+    parts: dict[str, Part],
+    training: Training,
+    turns: Callable[[int], Iterable[bool]] = full_batch,
+    owners: Owners | None = None,
 ) -> tuple[Tree, Tree, dict[str, Tensor]]:
     """Train for a few epochs; returns weights, optimiser states and each client's last losses, part by part.
 
@@ -57,18 +65,21 @@ def fit(
     element, so a fleet trains as its clients would alone.
 
     `turns` are those of an epoch: before each the data may change that the losses see, and it is true where some
-    client may have nothing to learn from them.
+    client may have nothing to learn from them. `owners` are the clients that have rows in a leaf, where not all do.
     """
     start, update = OPTIMIZERS[training.optimizer]
+    owners = owners or Owners(len(next(leaf for part in parts.values() for _, leaf in leaves(part.weights))))
     tree, states, last = Tree(), Tree(), {}
-    trained: dict[str, dict[str, Tensor]] = {}
+    trained: dict[str, Flat] = {}
+    memory: dict[str, Flat] = {}
     for name, part in parts.items():
         # The fused kernels walk over raw memory, so weights and gradients must be laid out plainly.
         flat = {path: leaf.detach().clone(memory_format=torch.contiguous_format) for path, leaf in leaves(part.weights)}
         floating = {path: leaf for path, leaf in flat.items() if leaf.is_floating_point()}
         trained[name] = {path: leaf.requires_grad_() for path, leaf in floating.items() if path not in part.frozen}
-        fresh = part.state is None or training.optimizer_state == "reset"
-        tree[name], states[name] = grow(flat), start(trained[name]) if fresh else part.state
+        known = part.state if training.optimizer_state == "persistent" else None
+        tree[name], states[name] = grow(flat), start(trained[name], known, owners.clients)
+        memory[name] = dict(leaves(states[name]))
     for epoch in range(training.epochs):
         seen: dict[str, list[Tensor]] = {name: [] for name in parts}
         for doubtful in turns(epoch):
@@ -79,9 +90,9 @@ def fit(
                 used = {path: gradient.contiguous() for path, gradient in found if gradient is not None}
                 with torch.no_grad():
                     if training.clip:
-                        used = clipped(used, training.clip)
+                        used = clipped(used, training.clip, owners)
                     take = taught(update) if doubtful else update
-                    take(trained[name], used, states[name], training)
+                    take(trained[name], used, memory[name], training, owners)
                 seen[name].append(values.detach())
                 del values, gradients, found, used  # or the next step would hold two sets of gradients
         last = {name: mean_of(losses) for name, losses in seen.items()}
@@ -98,40 +109,68 @@ def taught(update: Callable[..., Any]) -> Callable[..., Any]:
     Without this, momentum and weight decay would still move the client, and Adam takes full steps after either.
     """
 
-    def careful(trained: dict[str, Tensor], gradients: dict[str, Tensor], state: Tree, training: Training) -> None:
-        told = torch.stack([leaf.reshape(len(leaf), -1).any(1) for leaf in gradients.values()]).any(0)
-        changing = [*trained.values(), *(leaf for _, leaf in leaves(state))]
-        before = [leaf.clone() for leaf in changing]
-        update(trained, gradients, state, training)
-        for leaf, old in zip(changing, before, strict=True):
-            leaf.copy_(torch.where(told.view(-1, *[1] * (leaf.dim() - 1)), leaf, old))
+    def careful(trained: Flat, gradients: Flat, memory: Flat, training: Training, owners: Owners) -> None:
+        found = {path: leaf.reshape(len(leaf), -1).any(1) for path, leaf in gradients.items()}
+        told = client_by_client(found, owners).any(0)
+        changing = [*trained.items(), *memory.items()]
+        before = [leaf.clone() for _, leaf in changing]
+        update(trained, gradients, memory, training, owners)
+        for (path, leaf), old in zip(changing, before, strict=True):
+            leaf.copy_(torch.where(broadcast(owners.of(path, told), leaf), leaf, old))
 
     return careful
 
 
-def clipped(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
+def clipped(gradients: Flat, most: float, owners: Owners) -> Flat:
     """Gradients whose norm, client by client and over all weights, is no greater than this."""
-    norms = torch.stack([leaf.reshape(len(leaf), -1).square().sum(1) for leaf in gradients.values()]).sum(0).sqrt()
-    scale = (most / (norms + 1e-6)).clamp(max=1)
-    return {path: leaf * scale.view(-1, *[1] * (leaf.dim() - 1)) for path, leaf in gradients.items()}
+    squares = {path: leaf.reshape(len(leaf), -1).square().sum(1) for path, leaf in gradients.items()}
+    scale = (most / (client_by_client(squares, owners).sum(0).sqrt() + 1e-6)).clamp(max=1)
+    return {path: leaf * broadcast(owners.of(path, scale), leaf) for path, leaf in gradients.items()}
 
 
-def start_adam(trained: dict[str, Tensor]) -> Tree:
-    first, second = (grow({path: torch.zeros_like(leaf) for path, leaf in trained.items()}) for _ in range(2))
+def client_by_client(values: Flat, owners: Owners) -> Tensor:
+    """One number a leaf and client, [leaves, clients], with zeros where a client has no such leaf."""
+    mine = {path: owners(path) for path in values}
+    rows = [functional.pad(leaf, (mine[path].start, owners.clients - mine[path].stop)) for path, leaf in values.items()]
+    return torch.stack(rows)
+
+
+def remembered(trained: Flat, known: Tree | None) -> Tree:
+    """What an optimiser remembers of every weight; of a kind of model that has not trained yet, nothing."""
+    old = dict(leaves(known or {}))
+    if known is not None and old.keys() == trained.keys():
+        return known
+    return grow({path: old[path] if path in old else torch.zeros_like(leaf) for path, leaf in trained.items()})
+
+
+def start_adam(trained: Flat, known: Tree | None = None, clients: int | None = None) -> Tree:
+    known = known or Tree()
     any_leaf = next(iter(trained.values()))
-    return Tree(first=first, second=second, steps=any_leaf.new_zeros(len(any_leaf)))
+    steps = known.get("steps")
+    return Tree(
+        first=remembered(trained, known.get("first")),
+        second=remembered(trained, known.get("second")),
+        steps=any_leaf.new_zeros(clients or len(any_leaf)) if steps is None else steps,
+    )
 
 
-def update_adam(trained: dict[str, Tensor], gradients: dict[str, Tensor], state: Tree, training: Training) -> None:
-    """Adam (Kingma and Ba, ICLR 2015) with L2 weight decay, in PyTorch's fused kernel."""
-    first, second, steps = dict(leaves(state.first)), dict(leaves(state.second)), state.steps
+def update_adam(trained: Flat, gradients: Flat, memory: Flat, training: Training, owners: Owners) -> None:
+    """Adam (Kingma and Ba, ICLR 2015) with L2 weight decay, in a kernel that does it all."""
+    steps = memory["steps"]
     steps += 1
-    parts = [[tree[path] for path in gradients] for tree in (trained, gradients, first, second)]
+    moments = [[memory[f"{moment}/{path}"] for path in gradients] for moment in ("first", "second")]
+    parts = [[trained[path] for path in gradients], list(gradients.values()), *moments]
+    if steps.is_cuda:
+        rates = training.learning_rate, training.weight_decay
+        taken = [owners.of(path, steps) for path in gradients]
+        if all(kernels.adam(*rates, *leaf) for leaf in zip(taken, *parts, strict=True)):
+            return
     if steps.device.type == "cpu" and bool((steps == steps[0]).all()):
         counts = [steps[0]] * len(gradients)
     else:  # clients that missed rounds have counts of their own: each gets its own slices
         parts = [[piece for leaf in part for piece in leaf.unbind(0)] for part in parts]
-        counts = [count for _ in gradients for count in steps.unbind(0)]
+        apiece = steps.unbind(0)
+        counts = [apiece[client] for path in gradients for client in owners(path)]
     torch._fused_adam_(  # type: ignore[call-overload]
         *parts,
         [],
@@ -146,30 +185,25 @@ def update_adam(trained: dict[str, Tensor], gradients: dict[str, Tensor], state:
     )
 
 
-def start_sgd(trained: dict[str, Tensor]) -> Tree:  # noqa: ARG001
+def start_sgd(trained: Flat, known: Tree | None, clients: int) -> Tree:  # noqa: ARG001
     return Tree()
 
 
-def update_sgd(
-    trained: dict[str, Tensor],
-    gradients: dict[str, Tensor],
-    state: Tree,  # noqa: ARG001
-    training: Training,
-) -> None:
+def update_sgd(trained: Flat, gradients: Flat, memory: Flat, training: Training, owners: Owners) -> None:  # noqa: ARG001
     for path, gradient in gradients.items():
         trained[path] -= training.learning_rate * (gradient + training.weight_decay * trained[path])
 
 
-def start_momentum(trained: dict[str, Tensor]) -> Tree:
-    return Tree(velocity=grow({path: torch.zeros_like(leaf) for path, leaf in trained.items()}))
+def start_momentum(trained: Flat, known: Tree | None, clients: int) -> Tree:  # noqa: ARG001
+    return Tree(velocity=remembered(trained, (known or Tree()).get("velocity")))
 
 
-def update_momentum(trained: dict[str, Tensor], gradients: dict[str, Tensor], state: Tree, training: Training) -> None:
+def update_momentum(trained: Flat, gradients: Flat, memory: Flat, training: Training, owners: Owners) -> None:  # noqa: ARG001
     """SGD that rolls on (Polyak's heavy ball, 1964), in PyTorch's form."""
-    velocity = dict(leaves(state.velocity))
     for path, gradient in gradients.items():
-        velocity[path].mul_(training.momentum).add_(gradient + training.weight_decay * trained[path])
-        trained[path] -= training.learning_rate * velocity[path]
+        velocity = memory[f"velocity/{path}"]
+        velocity.mul_(training.momentum).add_(gradient + training.weight_decay * trained[path])
+        trained[path] -= training.learning_rate * velocity
 
 
 OPTIMIZERS: dict[str, tuple[Callable[..., Tree], Callable[..., Any]]] = {

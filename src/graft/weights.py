@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,6 +66,37 @@ def stack(trees: Sequence[Any]) -> Any:
 def take(tree: Any, positions: Tensor | int) -> Any:
     """Pick clients, or with a plain number one client, out of a tree with a leading client axis."""
     return map_tree(lambda leaf: leaf[positions], tree)
+
+
+MARK = "@"  # begins the name of a branch that only some clients of a fleet have: those with that kind of model
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Which clients of a fleet, by position, have a row in a leaf: all, or those of the kind that its path names."""
+
+    clients: int
+    kinds: Mapping[str, range] = field(default_factory=dict)  # by the names of their branches
+
+    def __call__(self, path: str) -> range:
+        marks = [name for name in path.split("/") if name in self.kinds] if self.kinds else []
+        return self.kinds[marks[0]] if marks else range(self.clients)
+
+    def of(self, path: str, values: Tensor) -> Tensor:
+        """Of one value a client, those of the clients that have a row in a leaf."""
+        mine = self(path)
+        return values[mine.start : mine.stop]
+
+    def rows(self, path: str, chosen: Sequence[int]) -> list[int]:
+        """Where the rows of some clients are in a leaf, as far as they have any there."""
+        mine = self(path)
+        return [client - mine.start for client in chosen if client in mine]
+
+
+def unmarked(tree: Tree) -> Tree:
+    """What one client keeps, without the name of its kind of model in every path."""
+    paths = {path: [name for name in path.split("/") if not name.startswith(MARK)] for path, _ in leaves(tree)}
+    return grow({"/".join(paths[path]): leaf for path, leaf in leaves(tree)})
 
 
 def spread(tree: Any, clients: int, device: torch.device) -> Any:

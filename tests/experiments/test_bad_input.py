@@ -69,6 +69,7 @@ def refused(result, *words):
         (["--against", "nobody"], ["Unknown method 'nobody'"]),
         (["--engine", "carrier-pigeon"], ["'engine'", "in_process"]),
         (["--memory", "4"], ["memory is '4'", "4GB"]),
+        (["--precision", "tf32", "--device", "cpu"], ["tf32", "GPU"]),
     ],
 )
 def test_wrong_words_are_refused_with_what_exists(arguments, words, elsewhere):

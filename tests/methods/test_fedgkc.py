@@ -528,14 +528,17 @@ BARE = {"alpha": 1.0, "beta": 0.0, "self_distill": False, "kama": False}
 def test_with_labels_alone_copilots_follow_fedavg_and_local_models_follow_local_training(models):
     def played(method, models=models):
         setup = toy_setup(method, models=models)
-        return play(setup, rounds=3, engine=InProcess(setup, alone=True))  # the same products, to the last bit
+        return play(setup, rounds=3, engine=InProcess(setup, alone=True))  # the same products
+
+    def alike(first, second):
+        return gap(first, second) < 1e-6
 
     ours, federated, local = played(FedGKC(**BARE)), played(FedAvg(), "gcn"), played(Local())
-    assert same(ours.server.state.copilot, federated.server.state.model)
+    assert alike(ours.server.state.copilot, federated.server.state.model)
     for client in range(3):
-        assert same(ours.client(client).model, local.client(client).model)
-        assert same(ours.client(client).optimizer.model, local.client(client).optimizer.model)
-        assert same(ours.client(client).optimizer.copilot, federated.client(client).optimizer.model)
+        assert alike(ours.client(client).model, local.client(client).model)
+        assert alike(ours.client(client).optimizer.model, local.client(client).optimizer.model)
+        assert alike(ours.client(client).optimizer.copilot, federated.client(client).optimizer.model)
     # Weights by knowledge move the copilots only, as nothing is learnt from them; views move the local models only.
     for settings, copilots, locals_ in (
         ({"kama": True}, False, True),
@@ -544,8 +547,8 @@ def test_with_labels_alone_copilots_follow_fedavg_and_local_models_follow_local_
         ({"alpha": 0.9, "beta": 0.1}, False, False),
     ):
         other = played(FedGKC(**(BARE | settings)))
-        assert same(other.server.state.copilot, federated.server.state.model) == copilots
-        assert same(other.client(0).model, local.client(0).model) == locals_
+        assert alike(other.server.state.copilot, federated.server.state.model) == copilots
+        assert alike(other.client(0).model, local.client(0).model) == locals_
 
 
 @pytest.mark.parametrize("settings", [{}, {"neigh_projection": True}, {"smkd": False}], ids=str)
@@ -917,7 +920,7 @@ def test_replayed_rounds_and_their_records_equal_plain_ones(models):
         setup = toy_setup(FedGKC(copilot="gat", **settings), models=models, dropout=0.5)
         setup = replace(setup, device=torch.device("cuda"))
         replayed, plain = play(setup, rounds=5), play(replace(setup, record=False), rounds=5)
-        assert any(recorder.recordings for recorder in replayed.engine._recorders.values())
+        assert replayed.engine.rounds.recordings
         assert all(gap(replayed.client(client), plain.client(client)) < 1e-4 for client in range(3))
         record, wanted = replayed.server.take_records(), plain.server.take_records()
         earlier = play(setup, rounds=4).server.take_records()

@@ -223,14 +223,14 @@ def test_prototype_inference_is_the_same_alone_in_processes_and_resumed(method):
     asked = Request("score", 4, [0, 1, 2, 3])
     half, engine = play(setup, rounds=2), InProcess(setup)
     engine.restore(half.engine.state())
-    play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
-    assert all(same(whole.client(client), engine.state()[client]) for client in range(4))
+    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    assert all(same(whole.client(client), rest.client(client)) for client in range(4))
     workers = Loopback(setup)
     try:
         for other in (InProcess(setup, alone=True), workers):
-            play(setup, rounds=4, engine=other)
+            played = play(setup, rounds=4, engine=other)
             assert torch.equal(other.ask(asked).correct, whole.engine.ask(asked).correct)
-            assert gap(other.state()[0], whole.client(0)) < 1e-5
+            assert gap(played.client(0), whole.client(0)) < 1e-5
     finally:
         workers.close()
 

@@ -423,3 +423,18 @@ def test_gin_without_normalisation_is_the_plain_sum_through_a_perceptron():
     normalised = GIN(graph.features, CLASSES, width=WIDTH, dropout=0.0)
     assert "scale" in random_weights(normalised).layer0
     assert "scale" not in layer
+
+
+@pytest.mark.parametrize("name", [*NAMES, "ortho_gcn"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_training_and_evaluation_at_once_are_the_two_one_by_one(name, dropout):
+    fleet = make_fleet(name, dropout=dropout)
+    weights, wanted = trained_tree(random_weights(fleet.model, 3))
+    training, evaluation = fleet.forward_and_predict(weights)
+    fleet.begin(0, "start")
+    alone, judged = fleet.forward(weights), fleet.predict(weights)
+    assert all(torch.equal(one, other) for one, other in zip((*training, *evaluation), (*alone, *judged), strict=True))
+    assert torch.equal(training.logits, evaluation.logits) == (dropout == 0)
+    assert not evaluation.logits.requires_grad
+    gradients = [torch.autograd.grad(output.logits.square().sum(), wanted) for output in (training, alone)]
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

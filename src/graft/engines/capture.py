@@ -1,24 +1,34 @@
-"""Whole steps as CUDA graphs: recorded once, then replayed without a single launch from Python.
+"""Whole rounds, or at least whole steps, as CUDA graphs: recorded once, then replayed without a launch from Python.
 
-A step is a function of its message, the fleet's state and the fleet's random keys. All three live in fixed buffers
-that are filled before a replay; what the step returns is copied out, so that nobody holds a buffer the next replay
-will overwrite. Everything Python decides while a step is recorded stays decided: a step that looks at
-`fleet.round` is therefore never recorded.
+A round is a function of what the server and the clients keep and of the seeds of this round. These live in fixed
+buffers; seeds are filled in before a replay, and what a round found out is fetched after it, all in one go. Everything
+Python decides while a round is recorded stays decided: so the rounds of a method that waits for the device (to look at
+a value), or that looks at the number of the round, are never recorded, but those of its steps are that do neither.
+
+A step is a function of its message, the fleet's state and the fleet's random keys. What it returns is copied out, so
+that nobody holds a buffer the next replay will overwrite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import gc
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from graft.errors import RunError
+from graft.exchange import Server
 from graft.fleet import Fleet
-from graft.randomness import Stream
-from graft.weights import Tree, leaves, map_tree, spread
+from graft.randomness import Slots, Stream
+from graft.weights import Tree, grow, leaves, map_tree, spread
+
+Round = Callable[[], tuple[Tree, Any]]  # gives tensors that will be read, and facts that never change
 
 
 class Message(NamedTuple):
@@ -41,6 +51,12 @@ class Recorder:
 
     def run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Message) -> Any:
         """Run a step: plainly the first time, recorded the second, replayed from then on; `join` before use."""
+        with self.beside(fleet, message):
+            return self._run(function, fleet, step, message)
+
+    @contextmanager
+    def beside(self, fleet: Fleet, message: Message) -> Iterator[None]:
+        """Do something for a fleet on its own stream, next to what other fleets do; `join` before use."""
         here = torch.cuda.current_stream()
         if here != self.stream:
             self.stream.wait_stream(here)
@@ -49,7 +65,7 @@ class Recorder:
                 if leaf.is_cuda:
                     leaf.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
-            return self._run(function, fleet, step, message)
+            yield
 
     def join(self) -> None:
         """Let the current stream wait for what was started here."""
@@ -85,16 +101,13 @@ class Recording:
         self.keys = fleet.random.keys.clone()
         before, random = fleet.state, fleet.random
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
+        with recorded(self.graph, stream):
             fleet.state = shallow(state)  # optimisers work in place on the fixed buffers
             fleet.random, fleet.losses = Stream(self.keys), {}
             reply = function(fleet, *given(self.message, fleet))
-            # What is read from a fixed buffer must be safe before anything is written into one.
-            fixed = {leaf.data_ptr() for _, leaf in leaves(state)}
-            self.reply = map_tree(lambda leaf: leaf.clone() if leaf.data_ptr() in fixed else leaf, reply)
-            changed = [(into, leaf) for into, leaf in paired(state, fleet.state) if leaf is not into]
-            changed = [(into, leaf.clone() if leaf.data_ptr() in fixed else leaf) for into, leaf in changed]
-            copy_all(changed)
+            fixed = places_of([state])
+            self.reply = map_tree(lambda leaf: apart_from(fixed, leaf), reply)
+            keep([state], [fleet.state])
             self.losses = fleet.losses
         fleet.state, fleet.random = before, random
 
@@ -110,15 +123,157 @@ class Recording:
         return map_tree(torch.clone, self.reply)
 
 
+class Rounds:
+    """The recorded rounds of a federation, and the fixed buffers that hold what everybody keeps from then on."""
+
+    def __init__(self, fleets: list[Fleet], device: torch.device) -> None:
+        self._fleets = fleets
+        self._device = device
+        self._played: Counter[Any] = Counter()
+        self._kept: list[Tree] = []  # of the server and of every fleet
+        self.recordings: dict[Any, RecordedRound] = {}
+        self.possible = True  # until a method is seen to wait for the device or to look at the round
+        self.watching = False
+        self.waits: list[str] = []  # where Python was seen to wait
+        self.slots: Slots | None = None  # where seeds come from while a round is recorded
+
+    def play(self, server: Server, kind: Any, play: Round) -> tuple[Tree, Any]:
+        """Play a round: plainly the first time, watched the second, recorded the third, replayed from then on."""
+        if kind in self.recordings:
+            return self.recordings[kind].replay(server)
+        self._played[kind] += 1
+        if self._played[kind] == 1:  # it may create state, and what is computed once for all rounds
+            return on_host(*play())
+        if self._played[kind] == 2:
+            self.watching = True
+            with watched() as self.waits:
+                values, facts = play()
+            self.watching = False
+            plain = not all(isinstance(leaf, Tensor) for _, leaf in leaves(server.state))
+            self.possible = self.possible and not (self.waits or plain or server.looked_at_round)
+            return on_host(values, facts)
+        keepers: list[Server | Fleet] = [server, *self._fleets]
+        self._kept = self._kept or [map_tree(torch.clone, keeper.state) for keeper in keepers]
+        before = [keeper.state for keeper in keepers]
+        self.slots = server.slots = Slots(self._device)
+        try:
+            self.recordings[kind] = RecordedRound(server, self._fleets, self._kept, self.slots, play)
+        except (RuntimeError, RunError) as error:  # not enough memory for one more copy, say
+            self.possible = False
+            raise NotRecorded(str(error)) from error
+        finally:
+            self.slots = server.slots = None
+            for keeper, state in zip(keepers, before, strict=True):
+                keeper.state = state
+        return self.recordings[kind].replay(server)
+
+
+class NotRecorded(RunError):
+    """A round could not be recorded; nothing has happened, and it can be played plainly."""
+
+
+class RecordedRound:
+    """One round as a CUDA graph."""
+
+    def __init__(self, server: Server, fleets: list[Fleet], kept: list[Tree], slots: Slots, play: Round) -> None:
+        self._fleets, self._kept, self._slots = fleets, kept, slots
+        keepers: list[Server | Fleet] = [server, *fleets]
+        self._graph = torch.cuda.CUDAGraph()
+        with recorded(self._graph, torch.cuda.current_stream()):
+            for keeper, state in zip(keepers, kept, strict=True):
+                keeper.state = shallow(state)  # optimisers work in place on the fixed buffers
+            values, self._facts = play()
+            self._bytes, self._layout = packed(values)
+            keep(kept, [keeper.state for keeper in keepers])
+
+    def replay(self, server: Server) -> tuple[Tree, Any]:
+        keepers: list[Server | Fleet] = [server, *self._fleets]
+        for keeper, state in zip(keepers, self._kept, strict=True):
+            if not same_leaves(state, keeper.state):
+                copy_all([(into, leaf) for into, leaf in paired(state, keeper.state) if leaf is not into])
+                keeper.state = shallow(state)
+        self._slots.fill(server.at)
+        self._graph.replay()
+        return unpacked(self._bytes.cpu(), self._layout), self._facts
+
+
+@contextmanager
+def recorded(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Record what is done here; an old graph that the garbage collector found meanwhile would end the recording."""
+    with torch.cuda.graph(graph, stream=stream):
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Note every time that Python waits for the device."""
+    waits: list[str] = []
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it may not see every wait
+        torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for warning in said:
+        if "synchronizing CUDA operation" in str(warning.message):
+            waits.append(f"{warning.filename}:{warning.lineno}")
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+Layout = list[tuple[str, torch.Size, torch.dtype]]
+
+
+def on_host(values: Tree, facts: Any) -> tuple[Tree, Any]:
+    """What a round found out, fetched in one go."""
+    data, layout = packed(values)
+    return unpacked(data.cpu(), layout), facts
+
+
+def packed(values: Tree) -> tuple[Tensor, Layout]:
+    """A tree of tensors as bytes, the widest numbers first so that each begins at a multiple of its size."""
+    flat = sorted(leaves(values), key=lambda pair: -pair[1].element_size())
+    layout = [(path, leaf.shape, leaf.dtype) for path, leaf in flat]
+    parts = [leaf.detach().reshape(-1).view(torch.uint8) for _, leaf in flat]
+    return (torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)), layout
+
+
+def unpacked(data: Tensor, layout: Layout) -> Tree:
+    values, start = {}, 0
+    for path, shape, dtype in layout:
+        size = shape.numel() * dtype.itemsize
+        values[path] = data[start : start + size].view(dtype).view(shape)
+        start += size
+    return grow(values)
+
+
 @lru_cache(maxsize=1)
 def side_stream() -> torch.cuda.Stream:
     """The stream that all recording happens on; CUDA cannot record its default one."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
-def lane(device: torch.device) -> AbstractContextManager[Any]:
+@contextmanager
+def lane(device: torch.device) -> Iterator[None]:
     """Do everything on the stream that recording needs: each further stream costs the libraries 64 MB."""
-    return torch.cuda.stream(side_stream()) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda":
+        yield
+        return
+    here, side = torch.cuda.current_stream(), side_stream()
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield
+    here.wait_stream(side)
 
 
 def given(message: Message, fleet: Fleet) -> list[Any]:
@@ -135,8 +290,38 @@ def held(leaf: Any, fleet: Fleet) -> Tensor:
     return torch.as_tensor(leaf, device=fleet.device)
 
 
+def keep(kept: list[Tree], now: list[Tree]) -> None:
+    """Write what changed into the fixed buffers; what is read from one must be safe before any is written into."""
+    fixed = places_of(kept)
+    changed = [pair for old, new in zip(kept, now, strict=True) for pair in paired(old, new) if pair[0] is not pair[1]]
+    copy_all([(into, apart_from(fixed, leaf)) for into, leaf in changed])
+
+
+def places_of(trees: list[Tree]) -> set[int]:
+    """The memory that the leaves of some trees are in."""
+    return {place_of(leaf) for tree in trees for _, leaf in leaves(tree)}
+
+
+def apart_from(fixed: set[int], leaf: Tensor) -> Tensor:
+    return leaf.clone() if place_of(leaf) in fixed else leaf
+
+
+def place_of(leaf: Tensor) -> int:
+    """The memory that a tensor is a view of."""
+    return leaf.untyped_storage().data_ptr()
+
+
 def shallow(tree: Tree) -> Tree:
     return map_tree(lambda leaf: leaf, tree)  # type: ignore[no-any-return]
+
+
+def same_leaves(first: Any, second: Any) -> bool:
+    """Whether two trees hold the very same tensors."""
+    if not isinstance(first, dict):
+        return first is second
+    return len(first) == len(second) and all(
+        name in second and same_leaves(branch, second[name]) for name, branch in first.items()
+    )
 
 
 def paired(first: Tree, second: Tree) -> list[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""The reference engine: all clients in this process, clients of one architecture as one fleet."""
+"""The reference engine: all clients in this process, those that can train together as one fleet."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from graft.engines.capture import Message, Recorder, given, shallow, side_stream
+from graft.engines.capture import (
+    Message,
+    NotRecorded,
+    Recorder,
+    Round,
+    Rounds,
+    given,
+    on_host,
+    place_of,
+    shallow,
+    side_stream,
+)
 from graft.engines.memory import Plan, budget, estimate, in_words, mapped, parameters_of, plan
 from graft.engines.setup import Setup, StepFailed
 from graft.errors import MemoryWarning
-from graft.exchange import Replies, Request, check_reply
+from graft.exchange import Replies, Request, Server, check_reply
 from graft.fleet import Fleet, group_clients
 from graft.method import find_step
 from graft.sparse import side_by_side
-from graft.weights import Tree, grow, leaves, map_tree, plant, stack
+from graft.weights import Owners, Tree, grow, leaves, map_tree, plant, stack
 
 
 class InProcess:
@@ -33,8 +43,8 @@ class InProcess:
         self._setup = setup
         if setup.device.type == "cpu":
             reuse_large_blocks()
-        groups = [[client] for client in setup.clients] if alone else group_clients(setup.models, setup.graphs)
-        found = plan_fleets(setup, groups)
+        groups = group_clients(setup.models, setup.graphs, setup.marks)
+        found = plan_fleets(setup, [[client] for client in setup.clients] if alone else groups)
         self.fleets = [setup.fleet(group) for group in found.groups]
         self._on_disk = found.on_disk
         self._parts: dict[int, tuple[list[int], Fleet]] = {}  # of every fleet, those that were asked last
@@ -48,21 +58,44 @@ class InProcess:
         native = [fleet for fleet in self.fleets if fast and fleet.model.stackable]
         # The first fleet shares the stream of everything else; further fleets run side by side with it.
         self._recorders = {id(fleet): Recorder(None if place else side_stream()) for place, fleet in enumerate(native)}
+        # Rounds can be recorded as a whole where everybody takes part in all of them, with a native model.
+        whole = fast and len(native) == len(self.fleets) and setup.participation == 1
+        self.rounds = Rounds(self.fleets, setup.device) if whole else None
+        self._playing: Rounds | None = None  # while a round is played that may be recorded as a whole
 
     def members(self) -> list[int]:
         return self._setup.clients
+
+    def play(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:
+        whole = self.rounds if self.rounds is not None and self.rounds.possible and kind is not None else None
+        if whole is None or torch.cuda.current_stream() != side_stream():
+            return on_host(*round())
+        self._playing = whole
+        try:
+            return whole.play(server, kind, round)
+        except NotRecorded as error:
+            warnings.warn(f"Rounds are not recorded as a whole: {error}", RuntimeWarning, stacklevel=2)
+            self._losses, server.records = [], {}
+        finally:
+            self._playing = None
+        return on_host(*round())
 
     def ask(self, request: Request) -> Replies:
         function, takes_fleets = find_step(self._setup.method, request.step)
         asked = set(request.clients)
         parts: list[tuple[list[int], Any]] = []
+        busy: list[Recorder] = []
+        if self._playing is not None and self._playing.watching and not takes_fleets:
+            self._playing.possible = False
         for fleet in self.fleets:
             chosen = [position for position, client in enumerate(fleet.clients) if client in asked]
             if not chosen:
                 continue
             for group in [chosen] if takes_fleets else [[position] for position in chosen]:
                 parts.append(self._run(function, request, fleet, group, record=takes_fleets))
-        for recorder in self._recorders.values():
+            if id(fleet) in self._recorders:
+                busy.append(self._recorders[id(fleet)])
+        for recorder in busy:
             recorder.join()
         return Replies(parts)
 
@@ -75,16 +108,22 @@ class InProcess:
         replaced = everyone and self._setup.participation == 1 and not self._on_disk
         fleet, kept = whole if everyone else self._part(whole, chosen), whole.state
         if not replaced:
-            taken = share_of(kept, chosen, whole.device)
+            taken = share_of(kept, chosen, whole)
             fleet.state = shallow(taken)
-        fleet.begin(round, step, request.turn)
+        fleet.begin(round, step, request.turn, self._playing.slots if self._playing else None)
+        recorder = self._recorders.get(id(whole)) if replaced and record else None
         try:
             message = message_for(fleet, request)
-            if replaced and record and id(whole) in self._recorders:
-                reply = self._recorders[id(whole)].run(function, fleet, step, message)
-            else:
+            if recorder is None:
                 reply = function(fleet, *given(message, fleet))
+            elif self._playing is None:
+                reply = recorder.run(function, fleet, step, message)
+            else:
+                with recorder.beside(fleet, message):
+                    reply = function(fleet, *given(message, fleet))
             check_reply(reply, len(fleet.clients), f"step '{step}'")
+            if self._playing is not None and self._playing.watching and fleet.looked_at_round:
+                self._playing.possible = False
         except (KeyboardInterrupt, StepFailed):
             raise
         except Exception as error:
@@ -114,7 +153,7 @@ class InProcess:
         known = dict(leaves(whole.state))
         held = Counter(place_of(leaf) for leaf in known.values())
         before = dict(leaves(taken))
-        changed = []
+        changed = {}
         for path, leaf in leaves(state):
             if place_of(leaf) in held and leaf is before.get(path):  # unchanged, or changed where it is kept
                 continue
@@ -122,16 +161,17 @@ class InProcess:
                 if not path.startswith("optimizer/"):
                     raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
                 # A client that has not trained yet has an optimiser that has seen nothing: all zeros.
-                shape = len(whole.clients), *leaf.shape[1:]
+                shape = len(whole.owners(path)), *leaf.shape[1:]
                 known[path] = mapped(shape, leaf.dtype) if self._on_disk else leaf.new_zeros(shape)
                 plant(whole.state, path, known[path])
             elif held[place_of(known[path])] > 1:  # a step gave two fields one tensor
                 known[path] = known[path].clone()
                 plant(whole.state, path, known[path])
             # A view that moved to another field must be safe before anything is written.
-            changed.append((known[path], leaf.clone() if place_of(leaf) in held else leaf))
-        for into, leaf in changed:
-            into[rows(chosen, into.device)] = leaf.to(into.device)
+            changed[path] = leaf.clone() if place_of(leaf) in held else leaf
+        for path, leaf in changed.items():
+            into = known[path]
+            into[rows(whole.owners.rows(path, chosen), into.device)] = leaf.to(into.device)
 
     def losses(self) -> list[tuple[str, list[int], Tensor]]:
         losses, self._losses = self._losses, []
@@ -140,14 +180,15 @@ class InProcess:
     def state(self) -> dict[int, Tree]:
         states: dict[int, Tree] = {}
         for fleet in self.fleets:
-            apiece = map_tree(torch.unbind, fleet.state)
+            apiece = [(path, leaf.unbind(), fleet.owners(path)) for path, leaf in leaves(fleet.state)]
             for position, client in enumerate(fleet.clients):
-                states[client] = map_tree(itemgetter(position), apiece)
+                mine = {path: rows[position - owners.start] for path, rows, owners in apiece if position in owners}
+                states[client] = grow(mine)
         return states
 
     def restore(self, state: Mapping[int, Tree]) -> None:
         for fleet in self.fleets:
-            fleet.state = self._kept(stacked([state[client] for client in fleet.clients]))
+            fleet.state = self._kept(stacked([state[client] for client in fleet.clients], fleet.owners))
             fleet.derived.clear()
 
     def close(self) -> None:
@@ -176,6 +217,8 @@ def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
         estimate(graph, padded[client], model, parameters[model], setup.training)
         for client, (graph, model) in enumerate(zip(setup.graphs, setup.models, strict=True))
     ]
+    if setup.marks:  # every kind of model has its part of the graph once more, but for values and dense features
+        needs = [need._replace(data=3 * need.data // 2) for need in needs]
     if setup.clean is not None:  # what models are scored on is there too
         needs = [need._replace(data=2 * need.data) for need in needs]
     available = budget(setup.device) if setup.memory is None else setup.memory
@@ -213,9 +256,14 @@ def rows(chosen: list[int], device: torch.device) -> slice | Tensor:
     return torch.tensor(chosen, device=device)
 
 
-def share_of(state: Tree, chosen: list[int], device: torch.device) -> Tree:
-    """The state of some clients of a fleet: a copy, but for clients side by side a view, which costs nothing."""
-    return map_tree(lambda leaf: leaf[rows(chosen, leaf.device)].to(device), state)  # type: ignore[no-any-return]
+def share_of(state: Tree, chosen: list[int], whole: Fleet) -> Tree:
+    """The state of some clients of a fleet: a copy, but for clients side by side a view, which costs nothing.
+
+    Nothing is left of a kind of model that none of them has.
+    """
+    wanted = {path: whole.owners.rows(path, chosen) for path, _ in leaves(state)}
+    found = {path: leaf for path, leaf in leaves(state) if wanted[path]}
+    return grow({path: leaf[rows(wanted[path], leaf.device)].to(whole.device) for path, leaf in found.items()})
 
 
 def apart(reply: Any, kept: Tree) -> Any:
@@ -224,12 +272,12 @@ def apart(reply: Any, kept: Tree) -> Any:
     return map_tree(lambda leaf: leaf.clone() if place_of(leaf) in held else leaf, reply)
 
 
-def place_of(leaf: Tensor) -> int:
-    """The memory that a tensor is a view of."""
-    return leaf.untyped_storage().data_ptr()
-
-
-def stacked(states: list[Tree]) -> Tree:
+def stacked(states: list[Tree], owners: Owners) -> Tree:
     """The states of clients as that of a fleet; one that never trained, in a fleet of its own, had no optimiser yet."""
-    nothing = {path: torch.zeros_like(leaf) for state in states for path, leaf in leaves(state)}
-    return stack([grow(nothing | dict(leaves(state))) for state in states])  # type: ignore[no-any-return]
+    known = [dict(leaves(state)) for state in states]
+    like = {path: leaf for state in known for path, leaf in state.items()}
+
+    def rows_of(path: str) -> list[Tensor]:
+        return [known[one].get(path, torch.zeros_like(like[path])) for one in owners(path)]
+
+    return grow({path: torch.stack(rows_of(path)) for path in like})

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from graft.engines.capture import Round, on_host
 from graft.engines.messages import DamagedMessage, alone, pack, together, unpack
 from graft.engines.setup import Setup, StepFailed
 from graft.errors import InputError
-from graft.exchange import Mail, Replies, Request, check_reply
+from graft.exchange import Mail, Replies, Request, Server, check_reply
 from graft.fleet import Fleet
 from graft.method import find_step
 from graft.weights import Tree, map_tree, spread, take
@@ -47,7 +48,7 @@ class Loopback:
             mine = replace(
                 setup,
                 graphs=[setup.graphs[client]],
-                models=[setup.models[client]],
+                models=[setup.model_of([client])],
                 clean=clean,
                 federation=len(setup.graphs),
             )
@@ -59,6 +60,9 @@ class Loopback:
 
     def members(self) -> list[int]:
         return self._setup.clients
+
+    def play(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:  # noqa: ARG002
+        return on_host(*round())
 
     def ask(self, request: Request) -> Replies:
         step, round = request.step, request.round

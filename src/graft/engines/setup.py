@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from graft.errors import RunError
 from graft.fleet import Fleet, build_fleet
 from graft.method import Method
 from graft.models import Model, build_model
+from graft.models.architecture import LayeredModel
+from graft.models.mixed import marks, mixed
 from graft.topologies import Topology
 from graft.training import Training
 
@@ -41,11 +44,26 @@ class Setup:
     def clients(self) -> list[int]:
         return list(range(len(self.graphs)))
 
+    @cached_property
+    def marks(self) -> dict[Model, str]:
+        """Architectures whose clients share fleets, with the names of their branches in what such a fleet keeps.
+
+        A federation of one architecture has none. Where there are several, each has its mark in every fleet, even in
+        one of a single client, so that what clients keep looks the same however they are grouped.
+        """
+        native = [model for model in dict.fromkeys(self.models) if isinstance(model, LayeredModel)]
+        return marks(native) if self.method.mixed and len(native) > 1 else {}
+
+    def model_of(self, clients: list[int]) -> Model:
+        """The model of some clients as a fleet."""
+        models = [self.models[client] for client in clients]
+        return mixed(models, self.marks) if models[0] in self.marks else models[0]
+
     def fleet(self, clients: list[int]) -> Fleet:
         """Some clients as a fleet that has not started yet."""
         graphs = [self.graphs[client] for client in clients]
         clean = self.clean and [self.clean[client] for client in clients]
-        model, make = self.models[clients[0]], self.architecture
+        model, make = self.model_of(clients), self.architecture
         fleet = build_fleet(clients, graphs, model, self.training, self.seed, self.device, make, self.groups, clean)
         fleet.federation = self.federation or len(self.graphs)
         return fleet

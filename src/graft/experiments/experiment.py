@@ -63,6 +63,7 @@ class Experiment:
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: Literal["in_process", "loopback"] = "in_process"
+    precision: Literal["float32", "tf32"] = "float32"  # of matrix products on a GPU; tf32 keeps 10 bits of a fraction
     memory: str = ""  # how much may be used, as 4GB; empty: three quarters of what is free on the device
     checkpoint_every: int = 10  # rounds; 0 writes none but the last
 
@@ -97,12 +98,13 @@ class Experiment:
         return Training(**{one.name: getattr(self, one.name) for one in fields(Training) if one.name in mine})
 
     def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            usable = torch.cuda.is_available() and self.engine == "in_process"
-            return torch.device("cuda" if usable else "cpu")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device is cuda, but PyTorch sees no GPU here; use cpu or auto.")
-        return torch.device(self.device)
+        usable = torch.cuda.is_available() and self.engine == "in_process"
+        device = ("cuda" if usable else "cpu") if self.device == "auto" else self.device
+        if self.precision == "tf32" and device == "cpu":
+            raise InputError("precision is tf32, which only a GPU has; use float32.")
+        return torch.device(device)
 
 
 def make_experiment(values: Mapping[str, Any]) -> Experiment:

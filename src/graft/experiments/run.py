@@ -27,7 +27,7 @@ from graft.engines.loopback import Loopback
 from graft.engines.memory import parse_memory
 from graft.engines.setup import Setup
 from graft.errors import InputError, RunError
-from graft.evaluation import KINDS, Best, accuracy, fetch
+from graft.evaluation import KINDS, Best, Losses, accuracy, gathered
 from graft.exchange import Engine, Request, Server, Traffic
 from graft.experiments.experiment import (
     GIVEN,
@@ -44,10 +44,10 @@ from graft.experiments.records import Checkpoint, RunDirectory
 from graft.method import Method
 from graft.methods import METHODS
 from graft.models import Model, assign_models
-from graft.peers import PeerMethod, play_round
+from graft.peers import LinkRecord, PeerMethod, play_round
 from graft.randomness import seed_for
 from graft.topologies import Topology
-from graft.weights import Tree, map_tree, take
+from graft.weights import Tree, leaves, map_tree, take, unmarked
 
 ENGINES: dict[str, Callable[[Setup], Engine]] = {"in_process": InProcess, "loopback": Loopback}
 
@@ -247,13 +247,23 @@ def _play(
         directory.create(overwrite)
         write_experiment(experiment, directory.experiment)
         cards.save(shared.card, shared.membership, directory.path / "partition.json")
-    with lane(setup.device):
+    with lane(setup.device), products_in(experiment.precision):
         engine = ENGINES[experiment.engine](setup)
         try:
             game = Game(experiment, setup, shared, engine, directory, progress)
             return game.play(begun, checkpoint)
         finally:
             engine.close()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a round without looking at a tensor."""
+
+    traffic: Traffic
+    links: LinkRecord
+    owners: list[tuple[str, int]]  # the step and the client of every loss
+    details: dict[str, Any]  # what the method recorded
 
 
 @dataclass
@@ -297,7 +307,7 @@ class Game:
             self.own_graphs = InProcess(replace(self.setup, graphs=own, models=each, groups=None, clean=None))
         counting: Engine = self.own_graphs or self.engine
         counted = counting.ask(Request("count", 0, counting.members()))
-        self.totals, self.nodes = counted.totals, counted.nodes
+        self.totals, self.nodes = counted.totals.cpu(), counted.nodes.cpu()
         setup_seconds = time.perf_counter() - begun
         with stop_politely() as asked_to_stop:
             for number in range(first, experiment.rounds + 1):
@@ -319,7 +329,7 @@ class Game:
             summary=self.summary(setup_seconds, time.perf_counter() - begun),
             rounds=self.records,
             server=server.state,
-            clients=self.engine.state(),
+            clients={client: unmarked(state) for client, state in self.engine.state().items()},
             finished=bool(finished),
         )
         if self.directory is not None and result.finished:
@@ -328,11 +338,15 @@ class Game:
 
     def play_round(self, server: Server, number: int) -> dict[str, Any]:
         start = time.perf_counter()
-        before = asdict(self.traffic)
         members = participants(self.engine.members(), self.setup.participation, self.experiment.seed, number)
+        scored = number % self.experiment.evaluate_every == 0 or number == self.experiment.rounds
         server.round = number
-        links = play_round(self.setup.method, server, self.engine, members, self.traffic, self.setup.topology)
-        losses = fetch(self.engine.losses())
+        # Peers' links may change from round to round, and a second engine cannot be recorded with the first.
+        steady = not isinstance(self.setup.method, PeerMethod) and self.own_graphs is None
+        found, facts = self.engine.play(
+            server, scored if steady else None, lambda: self.on_device(server, number, members, scored)
+        )
+        losses = Losses(facts.owners, found.losses)
         bad = losses.first_bad()
         if bad is not None:
             step, client = bad
@@ -340,59 +354,73 @@ class Game:
                 f"The loss of client {client} is no longer a finite number in step '{step}' of {self.setup.name}, "
                 f"round {number}{self.last_good()}; a smaller learning_rate may help."
             )
-        after = asdict(self.traffic)
+        self.traffic.add(facts.traffic)
+        tensors = dict(leaves(found.get("details", {})))
         record: dict[str, Any] = {
             "round": number,
             "loss": losses.mean(),
-            **{f"{way}_bytes": after[way] - before[way] for way in after},
+            **{f"{way}_bytes": count for way, count in asdict(facts.traffic).items()},
             "participants": members,
-            "details": server.take_records(),
-            **({"links": links} if links else {}),
+            "details": {
+                name: tensors[name].tolist() if name in tensors else value for name, value in facts.details.items()
+            },
+            **({"links": facts.links} if facts.links else {}),
         }
-        if number % self.experiment.evaluate_every == 0 or number == self.experiment.rounds:
-            record |= self.evaluate(server, number)
+        if scored:
+            record |= self.scores(found.correct, number)
         record["seconds"] = time.perf_counter() - start
         self.records.append(record)
         return record
 
-    def evaluate(self, server: Server, number: int) -> dict[str, Any]:
-        """Score every client's own model, and the common one where there is one, on that client's nodes."""
+    def on_device(self, server: Server, number: int, members: list[int], scored: bool) -> tuple[Tree, Facts]:
+        """All of a round that works on tensors; nothing of it is read here."""
+        traffic = Traffic()
+        links = play_round(self.setup.method, server, self.engine, members, traffic, self.setup.topology)
+        owners, losses = gathered(self.engine.losses(), self.setup.device)
+        details, server.records = server.records, {}
+        tensors = {name: value for name, value in details.items() if isinstance(value, torch.Tensor)}
+        correct = self.count_correct(server, number) if scored else Tree()
+        found = Tree(losses=losses, details=Tree(tensors), correct=correct)
+        return found, Facts(traffic, links, owners, details)
+
+    def count_correct(self, server: Server, number: int) -> Tree:
+        """How many nodes of each client are right: by its own model, and by others that the method may have."""
         method, everyone = self.setup.method, self.engine.members()
         made = method.personalised(server)
         if self.own_graphs is not None:
             pooled = self.engine.state()[0].model
-            replies = self.own_graphs.ask(Request("score_shared", number, self.own_graphs.members(), pooled))
+            own = self.own_graphs.ask(Request("score_shared", number, self.own_graphs.members(), pooled))
         elif made is not None:
             each = {client: take(made, client) for client in everyone}
-            replies = self.engine.ask(Request("score_shared", number, everyone, each=each))
+            own = self.engine.ask(Request("score_shared", number, everyone, each=each))
         else:
-            replies = self.engine.ask(Request("score", number, everyone))
-        own = accuracy(replies.correct, self.totals, self.nodes)
+            own = self.engine.ask(Request("score", number, everyone))
+        correct = Tree(own=own.correct)
+        model = method.shared(server)
+        if model is not None:
+            correct["global"] = self.engine.ask(Request("score_shared", number, everyone, model)).correct
+        elif self.experiment.score == "global":
+            raise InputError(f"score is global, but method '{self.setup.name}' has no global model.")
+        if isinstance(method, PeerMethod):
+            correct.trained = self.engine.ask(Request("score_trained", number, everyone)).correct
+        return correct
+
+    def scores(self, correct: Tree, number: int) -> dict[str, Any]:
+        """Accuracies of every client's own model, and of others that were scored, on that client's nodes."""
+        own = accuracy(correct.own, self.totals, self.nodes)
         scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
         scores |= {f"{kind}_node_weighted": own.node_weighted(kind) for kind in KINDS[1:]}
         scores["per_client"] = {kind: own.clients(kind) for kind in KINDS[1:]}
         better = self.best.see(number, scores["validation"])
-        model = method.shared(server)
-        if model is not None:
-            scores |= self.scores_of("global", Request("score_shared", number, everyone, model))
-            better_shared = self.best_shared.see(number, scores["validation_global"])
-            better = better_shared if self.experiment.score == "global" else better
-        elif self.experiment.score == "global":
-            raise InputError(f"score is global, but method '{self.setup.name}' has no global model.")
-        if isinstance(method, PeerMethod):
-            scores |= self.scores_of("trained", Request("score_trained", number, everyone))
-            self.best_trained.see(number, scores["validation_trained"])
+        for what, best in (("global", self.best_shared), ("trained", self.best_trained)):
+            if what in correct:
+                other = accuracy(correct[what], self.totals, self.nodes)
+                scores |= {f"{kind}_{what}": other.mean(kind) for kind in KINDS[1:]}
+                scores[f"test_{what}_node_weighted"] = other.node_weighted("test")
+                better_other = best.see(number, scores[f"validation_{what}"])
+                better = better_other if what == self.experiment.score else better
         self.stale = 0 if better else self.stale + 1
         return scores
-
-    def scores_of(self, what: str, request: Request) -> dict[str, float | None]:
-        """Scores of models that are not the clients' own."""
-        found = accuracy(self.engine.ask(request).correct, self.totals, self.nodes)
-        return {
-            f"validation_{what}": found.mean("validation"),
-            f"test_{what}": found.mean("test"),
-            f"test_{what}_node_weighted": found.node_weighted("test"),
-        }
 
     def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
         """What result.json holds."""
@@ -476,6 +504,17 @@ class Game:
         if self.directory is None or not (self.directory.path / "checkpoint").exists():
             return ""
         return f" (the checkpoint of round {self.directory.load().round} in {self.directory.path} is good)"
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Compute matrix products on a GPU with this precision."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def participants(members: list[int], share: float, seed: int, round: int) -> list[int]:

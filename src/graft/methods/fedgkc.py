@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.losses import divergence, mean_over
+from graft.losses import divergence, log_softmax, mean_over
 from graft.method import Method, step
 from graft.weights import Tree, Weights, map_tree, weighted_mean
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graft.exchange import Clients, Server
     from graft.fleet import Fleet
     from graft.graph import FleetGraph
-    from graft.models.architecture import Output
+    from graft.models.architecture import Model, Output
 
 VIEWS = {  # preset: (edges, features) left out of the weak view, (edges, features) left out of the strong one
     "graft": ((0.2, 0.2), (0.5, 0.4)),
@@ -42,6 +42,8 @@ class FedGKC(Method):
 
     The defaults are what worked best on validation nodes, see docs/results/fedgkc.md; `fedgkc_paper` has the paper's.
     """
+
+    mixed: ClassVar[bool] = True
 
     copilot: str = "gcn"  # architecture of the travelling model
     alpha: float = 0.8  # weight of the labels in both losses
@@ -116,9 +118,10 @@ class FedGKC(Method):
             models["model"] = Tree(model=fleet.state.model, projection=fleet.state.projection)
         nothing = torch.zeros(len(fleet.clients), device=fleet.device)
         sizes = Tree({name: Tree(dict.fromkeys(terms, nothing)) for name, terms in TERMS.items()})
+        said = Tree()
         losses = {
             "copilot": partial(total, self.copilot_terms, fleet, sizes.copilot),
-            "model": partial(total, self.local_terms, fleet, sizes.local),
+            "model": partial(total, partial(self.local_terms, said=said), fleet, sizes.local),
         }
         # Buffers of your own module stand one level deeper when the projection is trained with it.
         own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
@@ -140,7 +143,8 @@ class FedGKC(Method):
         fleet.state.model = trained.model
         if self.neigh_projection:
             fleet.state.model, fleet.state.projection = trained.model.model, trained.model.projection
-        strength, clarity = self.knowledge(fleet, trained.copilot)
+        # The last lesson was the copilot's as it is now; only in batches was it not about all nodes.
+        strength, clarity = self.knowledge(fleet, trained.copilot, said if fleet.training.batches == 1 else None)
         return Tree(
             copilot=trained.copilot,
             size=fleet.size,
@@ -156,27 +160,29 @@ class FedGKC(Method):
 
     def copilot_terms(self, fleet: Fleet, models: Tree) -> Tree:
         """Eq. 2: labels, and what the local model says."""
-        output = fleet.forward(models.copilot, fleet.architecture(self.copilot))
+        listens = self.mutual and self.feedback > 0
+        output, pupil = look(fleet, models.copilot, fleet.architecture(self.copilot), judged=listens and self.gate)
         terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
-        if self.mutual and self.feedback:
+        if listens:
             teacher = self.projected(models, fleet.predict(self.local(models)))
             lessons = self.lessons(fleet, teacher, output)
             if self.gate:
-                pupil = fleet.predict(models.copilot, fleet.architecture(self.copilot))
                 trust = no_worse(fleet, teacher, pupil)
                 lessons = map_tree(lambda lesson: trust * lesson, lessons)
             terms.update(map_tree(lambda lesson: self.feedback * lesson, lessons))
         return terms
 
-    def local_terms(self, fleet: Fleet, models: Tree) -> Tree:
-        """Eq. 5: labels, what the copilot says, and agreement between two views."""
-        output = fleet.forward(self.local(models))
+    def local_terms(self, fleet: Fleet, models: Tree, said: Tree | None = None) -> Tree:
+        """Eq. 5: labels, what the copilot says, which is noted, and agreement between two views."""
+        output, pupil = look(fleet, self.local(models), judged=self.mutual and self.gate)
         terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
         if self.mutual:
             teacher = fleet.predict(models.copilot, fleet.architecture(self.copilot))
+            if said is not None:
+                said.logits = teacher.logits
             lessons = self.lessons(fleet, teacher, self.projected(models, output))
             if self.gate:
-                trust = no_worse(fleet, teacher, fleet.predict(self.local(models)))
+                trust = no_worse(fleet, teacher, pupil)
                 lessons = map_tree(lambda lesson: trust * lesson, lessons)
             terms.update(lessons)
         if self.smkd and self.self_distill and self.self_weight:
@@ -205,11 +211,11 @@ class FedGKC(Method):
 
     def neighbourhood(self, graph: FleetGraph, teacher: Tensor, student: Tensor) -> Tensor:
         """Eq. 1: every node is taught by the embeddings of its neighbours and its own."""
-        wanted = functional.log_softmax(teacher.detach(), 2)
+        wanted = log_softmax(teacher.detach())
         weights = wanted.exp()
         # sum_j KL(t_j || s_i) = sum_j t_j log t_j - (sum_j t_j) log s_i: a sparse product, nothing of edges by width.
         around = graph.looped @ torch.cat([weights, (weights * wanted).sum(2, keepdim=True)], dim=2)
-        found = functional.log_softmax(student, 2)
+        found = log_softmax(student)
         per_node = around[:, :, -1] - (around[:, :, :-1] * found).sum(2)
         if self.neigh_reduction == "mean":
             per_node = per_node / (graph.degree + 1)
@@ -224,13 +230,16 @@ class FedGKC(Method):
         weak, strong = look(weights, graph=weak_view), fleet.forward(weights, graph=strong_view)
         gap = (weak.embedding - strong.embedding).square()
         squared = gap.mean(2) if self.mse_reduction == "mean" else gap.sum(2)
-        wanted, found = weak.logits.log_softmax(2), strong.logits.log_softmax(2)
+        wanted, found = log_softmax(weak.logits), log_softmax(strong.logits)
         return mean_over(squared + (wanted.exp() * (wanted - found)).sum(2), fleet.graph.real)
 
-    def knowledge(self, fleet: Fleet, copilot: Weights) -> tuple[Tensor, Tensor]:
-        """Eqs. 7 and 8: how sure the copilot is, and how clear and how little smoothed, one number a client."""
-        chances = fleet.predict(copilot, fleet.architecture(self.copilot)).logits.softmax(2)
-        return knowledge_of(self, fleet.graph, chances)
+    def knowledge(self, fleet: Fleet, copilot: Weights, said: Tree | None = None) -> tuple[Tensor, Tensor]:
+        """Eqs. 7 and 8: how sure the copilot is, and how clear and how little smoothed, one number a client.
+
+        `said` are its logits, where they are known already.
+        """
+        logits = said.logits if said else fleet.predict(copilot, fleet.architecture(self.copilot)).logits
+        return knowledge_of(self, fleet.graph, log_softmax(logits).exp())
 
 
 @dataclass(frozen=True)
@@ -242,6 +251,14 @@ class FedGKCPaper(FedGKC):
     feedback: float = 1.0
     gate: bool = False
     self_weight: float = 1.0
+
+
+def look(fleet: Fleet, weights: Weights, model: Model | None = None, *, judged: bool) -> tuple[Output, Output]:
+    """What a pupil says in training mode, and where it is judged also in evaluation mode."""
+    if judged:
+        return fleet.forward_and_predict(weights, model)
+    output = fleet.forward(weights, model)
+    return output, output
 
 
 def no_worse(fleet: Fleet, teacher: Output, pupil: Output) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from graft.errors import InputError
 from graft.method import Method, step
+from graft.randomness import numbers
 from graft.weights import Tree, Weights, map_tree, spread, take
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class FedGTA(Method):
         partners = self.partners(replies.moments)
         mixed = mix(replies.model, shares(partners, replies.confidence))
         # Clients that were not asked keep the model that was last made for them.
-        asked = torch.tensor(replies.clients, device=server.device)
+        asked = numbers(tuple(replies.clients), server.device)
         server.state.models = map_tree(lambda old, new: old.index_copy(0, asked, new), models, mixed)
         server.record(partners=partners.sum(1), confidence=replies.confidence)
 

@@ -4,7 +4,7 @@ Nature Communications 13, 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -29,6 +29,8 @@ class FedKD(Method):
     What is compressed is the update, never the weights, and the server applies what clients can rebuild, so all
     copies of the mentee stay equal. The attention term of the original, which is about transformers, is left out.
     """
+
+    mixed: ClassVar[bool] = True
 
     mentee: str = "gcn"  # architecture of the model that travels
     distil: float = 1.0  # weight of the mutual distillation; 0 leaves mentor and mentee alone

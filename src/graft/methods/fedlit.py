@@ -15,6 +15,7 @@ from graft.graph import FleetGraph
 from graft.method import step
 from graft.methods.fedavg import FedAvg
 from graft.models.architecture import LayeredModel, Output, glorot, linear, project, shifted, start_linear
+from graft.randomness import numbers
 from graft.sparse import BlockSparse
 from graft.weights import Tree, Weights, map_tree, stack, weighted_mean
 
@@ -83,7 +84,7 @@ class FedLIT(FedAvg):
         replies = clients.ask(self.train, each=each)
         models, present = replies.model, replies.present
         # Before there are centroids in common, those of the first client with edges stand for them.
-        first = models.centroids[present.any(1).to(torch.int8).argmax()]
+        first = models.centroids.index_select(0, present.any(1).to(torch.int8).argmax(0, keepdim=True))[0]
         centroids = torch.where(state.known, state.model.centroids, first)
         groups = match(models.centroids, centroids)
         # A client's clusters in the order of the groups.
@@ -96,7 +97,7 @@ class FedLIT(FedAvg):
             centroids=mean_where(aligned.centroids, present.gather(1, orders), centroids),
         )
         state.known = state.known | present.any()
-        state.groups = state.groups.index_copy(0, torch.tensor(replies.clients, device=groups.device), groups)
+        state.groups = state.groups.index_copy(0, numbers(tuple(replies.clients), groups.device), groups)
         server.record(groups=groups, trained=replies.trained)
 
     @step

@@ -4,7 +4,7 @@ clients. AAAI 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class PrototypeMethod(Method):
     absent classes travel, and are counted as sent, but nobody reads them. Clients that classify by prototypes are
     sent the new ones after the round as well; one that has heard of none yet answers by its classifier.
     """
+
+    mixed: ClassVar[bool] = True
 
     lam: float = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
     inference: Literal["head", "prototype"] = "head"  # answer by the classifier, or by the nearest known prototype

@@ -19,7 +19,7 @@ from graft.methods.fedavg import FedAvg
 from graft.models.architecture import LayeredModel, Model, linear, start_linear
 from graft.plug import Plug, aggregated, put, replace_aggregated
 from graft.pseudo import Similarity, answers, disclosed, merged, neighbour_graph
-from graft.randomness import seed_for, streams
+from graft.randomness import numbers
 from graft.training import Part, Training, fit, start_adam
 from graft.walks import BUDGET, as_scipy, blocks, return_probabilities
 from graft.weights import Tree, Weights, leaves, map_tree, take, trainable
@@ -131,7 +131,7 @@ class Distillation(Plug):
         self.listen(server, clients, uploads)
         before = aggregated(server, uploads.clients)
         students = self.students(server, before, uploads.clients)
-        told = server.state.distillation.reliability[torch.tensor(uploads.clients, device=server.device)]
+        told = server.state.distillation.reliability[numbers(tuple(uploads.clients), server.device)]
         scope = self.scope(server, before, uploads.models)
         if self.distil_on == "real":
             self.teach_on_real(server, clients, uploads.models, scope, students)
@@ -146,10 +146,12 @@ class Distillation(Plug):
     def listen(self, server: Server, clients: Clients, uploads: Uploads) -> None:
         """Ask the clients that were never asked before how reliable they are."""
         known = server.state.distillation
-        heard = known.heard.tolist()
-        new = [client for client in uploads.clients if not heard[client]]
+        if "heard" not in server.derived:
+            server.derived["heard"] = set(known.heard.nonzero().flatten().tolist())
+        new = [client for client in uploads.clients if client not in server.derived["heard"]]
         if not new:
             return
+        server.derived["heard"].update(new)
         replies = clients.everyone.only(new).ask(self.tell_reliability)
         told = Tree(
             reliability=replies.reliability,
@@ -213,8 +215,7 @@ class Distillation(Plug):
             optimizer = server.state.distillation.student_optimizer
             if personal and len(clients) < server.clients:
                 optimizer = take(optimizer, torch.tensor(clients, device=server.device))
-        seed = seed_for(server.seed, server.round, "server", "students")
-        return Students(models, optimizer, streams(server.device, seed, clients if personal else [0]))
+        return Students(models, optimizer, server.random("students", clients if personal else [0]))
 
     def keep_optimizer(self, server: Server, optimizer: Tree, clients: list[int]) -> None:
         known = server.state.distillation

@@ -4,7 +4,7 @@ Frontiers of Information Technology and Electronic Engineering, 2023."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class FML(Method):
     """Every client keeps a model of any shape and borrows a small meme; the two teach each other, and memes are
     averaged."""
+
+    mixed: ClassVar[bool] = True
 
     alpha: float = 0.5  # share of the labels in the local model's loss; the rest is the meme's opinion
     beta: float = 0.5  # share of the labels in the meme's loss; the rest is the local model's opinion

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from graft.method import Method, step
 from graft.weights import Tree
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Local(Method):
     """Every client trains alone; rounds only set the budget and the moments of evaluation."""
+
+    mixed: ClassVar[bool] = True
 
     def round(self, server: Server, clients: Clients) -> None:  # noqa: ARG002
         clients.ask(self.train)

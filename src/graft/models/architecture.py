@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from graft.graph import FleetGraph
 from graft.randomness import Stream
+from graft.sparse import stacked_product
 from graft.weights import Tree, Weights
 
 
@@ -26,6 +29,7 @@ class Model:
     name: str
     stackable: ClassVar[bool] = True  # whether clients can share a fleet
     frozen: frozenset[str] = frozenset()  # paths of buffers: averaged, never trained
+    kinds: Mapping[str, range] = MappingProxyType({})  # which clients have a branch of the weights, if not all have all
 
     def start(self, generator: torch.Generator) -> Tree:
         """Initial weights of one client."""
@@ -34,6 +38,16 @@ class Model:
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
         """Predictions of stacked weights; with a random stream in training mode, without it in evaluation mode."""
         raise NotImplementedError
+
+    def both(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
+        """Predictions in training mode, and in evaluation mode without gradient."""
+        training = self(weights, graph, random)
+        with torch.no_grad():
+            return training, self(weights, graph)
+
+    def select(self, chosen: Sequence[int]) -> Model:  # noqa: ARG002
+        """The model of some clients of a fleet."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -70,16 +84,31 @@ class LayeredModel(Model):
         return weights
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
-        embedding = self.embed(weights, graph, random)
+        return self.end(weights, graph, self.begin(weights, graph), random)
+
+    def both(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
+        if type(self).__call__ is not LayeredModel.__call__:  # a model with a shape of its own
+            return super().both(weights, graph, random)
+        begun = self.begin(weights, graph)
+        training = self.end(weights, graph, begun, random)
+        with torch.no_grad():
+            return training, self.end(weights, graph, begun)
+
+    def begin(self, weights: Weights, graph: FleetGraph) -> Tensor:
+        """What the first layer says: all that comes before the first dropout, the same in training and evaluation."""
+        return torch.relu(self.layer(weights["layer0"], graph, graph.features))
+
+    def end(self, weights: Weights, graph: FleetGraph, begun: Tensor, random: Stream | None = None) -> Output:
+        embedding = self.embed(weights, graph, begun, random)
         inputs = self.drop(embedding, random)
         if self.head == "linear":
             return Output(embedding, linear(inputs, weights["head"]))
         return Output(embedding, self.layer(weights["head"], graph, inputs))
 
-    def embed(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Tensor:
-        outputs: list[Tensor] = []
-        for index in range(self.hidden):
-            hidden = self.drop(outputs[-1], random) if outputs else graph.features
+    def embed(self, weights: Weights, graph: FleetGraph, begun: Tensor, random: Stream | None) -> Tensor:
+        outputs = [begun]
+        for index in range(1, self.hidden):
+            hidden = self.drop(outputs[-1], random)
             outputs.append(torch.relu(self.layer(weights[f"layer{index}"], graph, hidden)))
         # Deep networks use jumping knowledge (Xu et al., ICML 2018) with the element-wise maximum.
         return torch.stack(outputs).amax(0) if self.depth >= 4 else outputs[-1]
@@ -87,8 +116,7 @@ class LayeredModel(Model):
     def drop(self, hidden: Tensor, random: Stream | None) -> Tensor:
         if random is None or self.dropout == 0:
             return hidden
-        keep = random.keep(self.dropout, hidden.shape[1], hidden.shape[2])
-        return hidden * keep.to(hidden.dtype).mul_(1 / (1 - self.dropout))
+        return random.drop(hidden, self.dropout)
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         raise NotImplementedError
@@ -118,7 +146,7 @@ def project(hidden: Any, weight: Tensor) -> Tensor:
     """The product of every client's nodes, dense or sparse, with that client's weight matrix."""
     if isinstance(hidden, Tensor) and weight.stride(0) == 0:  # one matrix for all clients need not be written out
         return hidden @ weight[0]
-    return hidden @ weight  # type: ignore[no-any-return]
+    return stacked_product(hidden, weight) if isinstance(hidden, Tensor) else hidden @ weight
 
 
 def linear(hidden: Any, weights: Weights) -> Tensor:

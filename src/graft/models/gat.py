@@ -42,8 +42,8 @@ class GAT(LayeredModel):
         heads = weights["target"].shape[1]
         # Heads are laid out like further clients: [clients * heads, nodes, width of a head].
         values = projected.view(clients, nodes, heads, -1).transpose(1, 2).flatten(0, 1)
-        target = (values @ weights["target"].flatten(0, 1).unsqueeze(2)).squeeze(2)
-        source = (values @ weights["source"].flatten(0, 1).unsqueeze(2)).squeeze(2)
+        vectors = torch.stack([weights["target"], weights["source"]], dim=2).flatten(0, 1)
+        target, source = (vectors @ values.mT).unbind(1)
         mixed = attention(graph.with_loops(heads), target, source, values, slope=0.2)
         merged = mixed.view(clients, heads, nodes, -1).transpose(1, 2).reshape(clients, nodes, width)
         return shifted(merged, weights)

@@ -25,6 +25,5 @@ class SAGE(LayeredModel):
         return Tree(neighbours=neighbours.weight, own=own.weight, bias=neighbours.bias)
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        both = project(hidden, torch.cat([weights["neighbours"], weights["own"]], dim=2))
-        neighbours, own = both.chunk(2, dim=2)
+        neighbours, own = (project(hidden, weights[part]) for part in ("neighbours", "own"))
         return shifted(graph.mean @ neighbours + own, weights)

@@ -26,12 +26,15 @@ class SGC(LayeredModel):
             head=start_linear(self.width, self.classes, generator),
         )
 
-    def embed(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Tensor:  # noqa: ARG002
+    def begin(self, weights: Weights, graph: FleetGraph) -> Tensor:
         # Everything is linear, so the narrow embedding is spread, not the wide features.
         hidden = project(graph.features, weights["layer0"]["weight"])
         for _ in range(self.hidden):
             hidden = graph.normalised @ hidden
         return shifted(hidden, weights["layer0"])
+
+    def embed(self, weights: Weights, graph: FleetGraph, begun: Tensor, random: Stream | None) -> Tensor:  # noqa: ARG002
+        return begun
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
         """The convolutional head: the last step of averaging, then the classifier."""

@@ -1,0 +1,93 @@
+"""Several architectures as one model, so that clients of different kinds are one fleet.
+
+Whatever looks at all clients alike, as losses, copilots and optimisers do, then runs once for all of them; only the
+layers themselves run kind by kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from graft.graph import FleetGraph
+from graft.models.architecture import Model, Output
+from graft.randomness import Stream
+from graft.weights import MARK, Weights
+
+
+class Kind(NamedTuple):
+    """An architecture and how many clients of a fleet have it."""
+
+    name: str  # of its branch in the weights: its mark, the same in every fleet of a federation
+    model: Model
+    clients: int
+
+
+@dataclass(frozen=True)
+class Mixed(Model):
+    """Architectures whose embeddings are of one width; the clients of each stand side by side in the fleet.
+
+    Weights have a branch for every kind, with a row for each of its clients.
+    """
+
+    parts: tuple[Kind, ...]
+
+    name = "mixed"
+
+    @cached_property
+    def kinds(self) -> dict[str, range]:  # type: ignore[override]
+        ends = accumulate((kind.clients for kind in self.parts), initial=0)
+        return {kind.name: range(*ends) for kind, ends in zip(self.parts, pairwise(ends), strict=True)}
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(f"{kind.name}/{path}" for kind in self.parts for path in kind.model.frozen)
+
+    def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
+        return joined(self._run([kind.model for kind in self.parts], weights, graph, random))
+
+    def both(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
+        pairs = self._run([kind.model.both for kind in self.parts], weights, graph, random)
+        training, evaluation = zip(*pairs, strict=True)
+        return joined(training), joined(evaluation)
+
+    def _run(
+        self, models: Sequence[Callable[..., Any]], weights: Weights, graph: FleetGraph, random: Stream | None
+    ) -> list[Any]:
+        """What every kind says about its part of the graph."""
+        draws = [None if random is None else random.of(mine) for mine in self.kinds.values()]
+        outputs = [
+            model(weights[name], graph.part(mine), draw)
+            for model, (name, mine), draw in zip(models, self.kinds.items(), draws, strict=True)
+        ]
+        if random is not None:  # some kinds draw more often than others, and each client goes on after its own draws
+            spent = zip(self.parts, draws, strict=True)
+            random.advance([draw.draws - random.draws for kind, draw in spent if draw for _ in range(kind.clients)])
+        return outputs
+
+    def select(self, chosen: Sequence[int]) -> Mixed:
+        counts = [sum(client in owners for client in chosen) for owners in self.kinds.values()]
+        parts = [kind._replace(clients=count) for kind, count in zip(self.parts, counts, strict=True) if count]
+        return Mixed(tuple(parts))
+
+
+def mixed(models: Sequence[Model], names: dict[Model, str]) -> Mixed:
+    """The model of clients with these architectures, which stand in the order of their kinds."""
+    return Mixed(tuple(Kind(names[model], model, models.count(model)) for model in dict.fromkeys(models)))
+
+
+def marks(models: Sequence[Model]) -> dict[Model, str]:
+    """A name for every architecture; of those that call themselves alike, the later ones are numbered."""
+    names = [model.name for model in models]
+    before = [names[:place].count(name) for place, name in enumerate(names)]
+    numbers = [f"-{count + 1}" if count else "" for count in before]
+    return {model: f"{MARK}{model.name}{number}" for model, number in zip(models, numbers, strict=True)}
+
+
+def joined(outputs: Sequence[Output]) -> Output:
+    return outputs[0] if len(outputs) == 1 else Output(*map(torch.cat, zip(*outputs, strict=True)))

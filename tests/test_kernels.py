@@ -1,0 +1,92 @@
+"""Kernels of our own give what PyTorch's operations give; runs where there is a GPU."""
+
+import pytest
+import torch
+
+from graft import kernels
+from graft.randomness import Stream, streams
+from graft.sparse import BlockSparse
+from graft.training import OPTIMIZERS, Training
+from graft.weights import Owners, leaves, map_tree
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+HERE, THERE = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 7, 16, 40, 64, 65, 128, 200])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_products_with_rows_of_every_length(width, weighted):
+    generator = torch.Generator().manual_seed(width)
+    counts = torch.randint(0, 9, (501,), generator=generator)
+    counts[:3] = torch.tensor([0, 1, 300])
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    columns = torch.randint(0, 77, (int(starts[-1]),), generator=generator, dtype=torch.int32)
+    values = torch.randn(len(columns), generator=generator) if weighted else None
+    dense = torch.randn(77, width, generator=generator)
+    wanted = BlockSparse(starts, columns, values, 1, (501, 77)).times(dense[None])[0]
+    moved = [None if part is None else part.to(THERE) for part in (starts, columns, values, dense)]
+    found = kernels.product(*moved)
+    assert found is not None
+    torch.testing.assert_close(found.cpu(), wanted, atol=1e-4, rtol=1e-4)
+    assert torch.equal(found[0].cpu(), torch.zeros(width))
+    odd = torch.cat([moved[3].flatten()[:1], moved[3].flatten()])[1:].view_as(dense)  # not at a multiple of 16 bytes
+    torch.testing.assert_close(kernels.product(*moved[:3], odd), found, atol=1e-4, rtol=1e-4)
+
+
+def test_long_rows_are_left_to_the_library(monkeypatch):
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(kernels, "product", never)
+    entries = kernels.SHORT + 1
+    starts = torch.tensor([0, entries], dtype=torch.int32, device=THERE)
+    columns = torch.arange(entries, dtype=torch.int32, device=THERE)
+    matrix = BlockSparse(starts, columns, None, 1, (1, entries))
+    assert matrix.times(torch.ones(1, entries, 2, device=THERE)).tolist() == [[[entries, entries]]]
+
+
+def test_draws_are_those_of_the_cpu():
+    for count in (1, 255, 1000):
+        assert torch.equal(streams(THERE, 5, [3, 8]).bits(count).cpu(), streams(HERE, 5, [3, 8]).bits(count))
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.25, 0.3, 0.9, 0.0001])
+@pytest.mark.parametrize("width", [1, 7, 64, 67])
+def test_dropout_is_that_of_the_cpu_and_so_is_its_gradient(rate, width):
+    values = torch.randn(3, 11, width, generator=torch.Generator().manual_seed(0))
+    results = []
+    for device in (HERE, THERE):
+        stream = streams(device, 1, [0, 1, 5])
+        stream.bits(3)
+        leaf = values.clone().to(device).requires_grad_()
+        out = stream.drop(leaf, rate)
+        (out * values.to(device)).sum().backward()
+        results.append((out.detach().cpu(), leaf.grad.cpu(), stream.draws))
+    assert results[0][2] == results[1][2]
+    torch.testing.assert_close(results[0][:2], results[1][:2])
+    assert rate < 0.2 or (results[1][0] == 0).any()
+    again = Stream(streams(THERE, 1, [0, 1, 5]).keys).drop(values.to(THERE), rate).cpu()
+    assert rate < 0.2 or width == 1 or not torch.equal(again, results[1][0])
+
+
+def test_adam_is_that_of_the_cpu_for_clients_that_have_taken_different_steps():
+    generator = torch.Generator().manual_seed(0)
+    start, update = OPTIMIZERS["adam"]
+    weights = {"a": torch.randn(3, 50, 7, generator=generator), "@x/b": torch.randn(2, 300, generator=generator)}
+    owners = Owners(3, {"@x": range(1, 3)})
+    sides = []
+    for device in (HERE, THERE):
+        mine = {path: leaf.clone().to(device) for path, leaf in weights.items()}
+        state = start(mine, None, 3)
+        state.steps.copy_(torch.tensor([0.0, 4.0, 900.0]))
+        for seed in range(3):
+            draw = torch.Generator().manual_seed(seed)
+            gradients = {path: torch.randn(leaf.shape, generator=draw).to(device) for path, leaf in weights.items()}
+            update(mine, gradients, dict(leaves(state)), Training(), owners)
+        sides.append(map_tree(torch.Tensor.cpu, {"weights": mine, "state": state}))
+    for part in ("weights", "state"):
+        torch.testing.assert_close(dict(sides[0][part]), dict(sides[1][part]), atol=2e-6, rtol=1e-5)
+    assert (sides[0]["weights"]["a"] - weights["a"]).abs().min() > 0
