@@ -236,6 +236,8 @@ Layout = list[tuple[str, torch.Size, torch.dtype]]
 
 def on_host(values: Tree, facts: Any) -> tuple[Tree, Any]:
     """What a round found out, fetched in one go."""
+    if not any(leaf.is_cuda for _, leaf in leaves(values)):
+        return values, facts
     data, layout = packed(values)
     return unpacked(data.cpu(), layout), facts
 
