@@ -132,9 +132,9 @@ def counted() -> Iterator[dict[str, dict[str, float]]]:
         add("dropout", 8 * values.numel(), 8 * values.numel())
         return drop(keys, draws, values, *rest)
 
-    def counting_adam(rate: float, decay: float, steps: Tensor, weights: Tensor, *rest: Any) -> bool:
+    def counting_adam(rate: float, decay: float, steps: Tensor, weights: Tensor, *rest: Any) -> None:
         add("adam", 28 * weights.numel(), 28 * weights.numel())
-        return adam(rate, decay, steps, weights, *rest)
+        adam(rate, decay, steps, weights, *rest)
 
     with (
         patch.object(BlockSparse, "times", counting_times),

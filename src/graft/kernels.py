@@ -7,6 +7,7 @@ the same with PyTorch's own operations.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -173,14 +174,16 @@ def drop(keys: Tensor, draws: int, values: Tensor, size: int, least: int, scale:
     return out
 
 
+def steps_adam(leaves: Iterable[Tensor]) -> bool:
+    """Whether `adam` can take the steps of all these leaves."""
+    return all(leaf.is_cuda and leaf.dtype == torch.float32 for leaf in leaves) and kernel(ADAM, "adam") is not None
+
+
 def adam(
     rate: float, decay: float, steps: Tensor, weights: Tensor, gradients: Tensor, first: Tensor, second: Tensor
-) -> bool:
-    """One step of Adam in place, for stacked weights; False where there is no such kernel."""
-    run = kernel(ADAM, "adam") if weights.dtype == torch.float32 else None
-    if run is None:
-        return False
+) -> None:
+    """One step of Adam in place, for stacked weights."""
     size = weights.numel() // len(weights)
     grid = -(-size // BLOCK), len(weights), 1
-    run(grid, (BLOCK, 1, 1), [weights, gradients, first, second, steps, size, rate, decay])
-    return True
+    arguments = [weights, gradients, first, second, steps, size, rate, decay]
+    kernel(ADAM, "adam")(grid, (BLOCK, 1, 1), arguments)

@@ -105,7 +105,7 @@ class Stream:
         if whole is self or self.keys.is_cuda or len(whole.keys) * rows * width > WORTH_SHARING:
             draws, least = self._draws(rate, rows, width)
             return draws.float().ge_(least).to(kind).mul_(1 / (1 - rate))  # CPUs are slow at truth values
-        # Of small ones that for all owners takes no longer than that for some, who need not be the last to ask.
+        # A small mask costs calls, not numbers: one for all owners serves every part that comes to the same draw.
         self.draws += 1
         asked = self.draws, rate, rows, width, kind
         if asked not in whole._masks:

@@ -160,11 +160,12 @@ def update_adam(trained: Flat, gradients: Flat, memory: Flat, training: Training
     steps += 1
     moments = [[memory[f"{moment}/{path}"] for path in gradients] for moment in ("first", "second")]
     parts = [[trained[path] for path in gradients], list(gradients.values()), *moments]
-    if steps.is_cuda:
+    if steps.is_cuda and kernels.steps_adam(parts[0]):
         rates = training.learning_rate, training.weight_decay
         taken = [owners.of(path, steps) for path in gradients]
-        if all(kernels.adam(*rates, *leaf) for leaf in zip(taken, *parts, strict=True)):
-            return
+        for leaf in zip(taken, *parts, strict=True):
+            kernels.adam(*rates, *leaf)
+        return
     if steps.device.type == "cpu" and bool((steps == steps[0]).all()):
         counts = [steps[0]] * len(gradients)
     else:  # clients that missed rounds have counts of their own: each gets its own slices
