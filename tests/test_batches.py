@@ -20,7 +20,7 @@ from graft.models import assign_models, build_model
 from graft.training import Training
 from graft.weights import leaves, map_tree, take
 from tests.memory import peak_of
-from tests.toy import CLASSES, gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup
+from tests.toy import CLASSES, gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup, unbroken_and_resumed
 
 CPU = torch.device("cpu")
 SIZES = (41, 37, 31)
@@ -302,13 +302,9 @@ def test_a_fleet_equals_its_clients_one_by_one(name):
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_resumed_equals_unbroken(name, participation):
     setup = setup_of(name, clients=4, dropout=0.5, participation=participation)
-    unbroken = play(setup, rounds=4)
-    half = play(setup, rounds=2)
-    engine = InProcess(setup)
-    engine.restore(half.engine.state())
-    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    unbroken, rest = unbroken_and_resumed(setup)
     assert same(unbroken.server.state, rest.server.state)
-    for client in engine.members():
+    for client in rest.engine.members():
         assert same(unbroken.client(client), rest.client(client))
 
 

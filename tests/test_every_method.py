@@ -14,7 +14,7 @@ from graft.errors import InputError
 from graft.experiments.experiment import make_method
 from graft.methods import METHODS
 from graft.weights import check_message, leaves
-from tests.toy import gap, play, same, toy_setup
+from tests.toy import gap, play, same, toy_setup, unbroken_and_resumed
 
 every_method = pytest.mark.parametrize("name", sorted(METHODS))
 SECRETS_DECLARED: dict[str, set[str]] = {}  # methods whose paper sends raw data, and what
@@ -93,13 +93,9 @@ def test_processes_with_messages_as_bytes_give_the_same_result(name):
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_resumed_equals_unbroken(name, participation):
     setup = setup_of(name, clients=4, dropout=0.5, participation=participation)
-    unbroken = play(setup, rounds=4)
-    half = play(setup, rounds=2)
-    engine = InProcess(setup)
-    engine.restore(half.engine.state())
-    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    unbroken, rest = unbroken_and_resumed(setup)
     assert same(unbroken.server.state, rest.server.state)
-    for client in engine.members():
+    for client in rest.engine.members():
         assert same(unbroken.client(client), rest.client(client))
     without = play(setup, rounds=2, first=3)  # the negative control: a run that forgot its first two rounds
     assert not same(unbroken.client(0), without.client(0)) or not same(unbroken.client(1), without.client(1))

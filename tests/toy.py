@@ -180,6 +180,14 @@ def play(setup, rounds=2, engine=None, first=1, state=None, whole=True):
     return Played(server, engine, traffic)
 
 
+def unbroken_and_resumed(setup, make=InProcess):
+    """Four rounds in one go, and two and two with another engine that takes over what the first one kept."""
+    unbroken, half = play(setup, rounds=4, engine=make(setup)), play(setup, rounds=2, engine=make(setup))
+    engine = make(setup)
+    engine.restore(half.engine.state())
+    return unbroken, play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+
+
 def random_weights(model, clients=1, seed=0):
     """Different weights for every client, biases included (which start at zero in some layers)."""
     generator = torch.Generator().manual_seed(seed)

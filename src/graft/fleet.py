@@ -18,7 +18,7 @@ from graft.graph import FleetGraph, lay_out
 from graft.losses import log_softmax
 from graft.models.architecture import LayeredModel
 from graft.models.mixed import Mixed
-from graft.randomness import Slots, Stream, seed_for, streams
+from graft.randomness import Slots, Stream, numbers, seed_for, streams
 from graft.training import Part, Training, fit, full_batch
 from graft.weights import Owners, Tree, Weights, spread
 
@@ -108,7 +108,7 @@ class Fleet:
     @cached_property
     def numbers(self) -> Tensor:
         """The clients' numbers in the federation, to compare with those of others."""
-        return torch.tensor(self.clients, device=self.device)
+        return numbers(tuple(self.clients), self.device)
 
     @property
     def size(self) -> Tensor:

@@ -147,13 +147,12 @@ class _Dropped(torch.autograd.Function):
 
 
 def dropped(values: Tensor, keys: Tensor, draws: int, rate: float) -> Tensor:
-    scale = 1 / (1 - rate)
-    found = kernels.drop(keys, draws, values.contiguous(), *threshold(rate), scale)
+    found = kernels.drop(keys, draws, values.contiguous(), *threshold(rate), 1 / (1 - rate))
     if found is not None:
         return found
     stream = Stream(keys)
     stream.draws = draws - 1
-    return values * stream.keep(rate, values.shape[1], values.shape[2]).to(values.dtype).mul_(scale)
+    return values * stream._mask(rate, values.shape[1], values.shape[2], values.dtype)
 
 
 class Slots:
@@ -181,14 +180,16 @@ class Slots:
 
 def streams(device: torch.device, seed: int | Tensor, owners: Sequence[int]) -> Stream:
     """One stream for every owner's number, all from one seed."""
-    if device.type == "cpu":
-        return Stream(mix(torch.tensor(owners) * GOLDEN + seed))
-    if not isinstance(seed, Tensor):  # filled in by the device itself: a copy from the host would wait for it
+    if device.type != "cpu" and not isinstance(seed, Tensor):  # filled in by the device itself: a copy would wait
         seed = torch.full((), seed, dtype=torch.int64, device=device)
     return Stream(mix(numbers(tuple(owners), device) * GOLDEN + seed))
 
 
-@cache  # as above
 def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Whole numbers on a device, brought there once."""
+    """Whole numbers on a device; to a GPU they are brought once, since that waits for it."""
+    return torch.tensor(values) if device.type == "cpu" else kept_numbers(values, device)
+
+
+@cache  # as above
+def kept_numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)

@@ -24,7 +24,7 @@ from graft.sparse import BlockSparse
 from graft.training import Training
 from graft.weights import leaves
 from tests.memory import peak_of
-from tests.toy import gap, play, same, toy_setup
+from tests.toy import gap, play, same, toy_setup, unbroken_and_resumed
 
 TINY = 1  # byte: nothing fits
 MB = 10**6
@@ -219,13 +219,10 @@ def test_a_tensor_in_a_file_begins_with_zeros_and_keeps_what_is_written():
 def test_state_on_disk_is_restored(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     setup = toy_setup(FedGKC(), clients=4, dropout=0.5, participation=0.5)
-    unbroken, half = play(setup, rounds=4, engine=on_disk(setup)), play(setup, rounds=2, engine=on_disk(setup))
-    engine = on_disk(setup)
-    engine.restore(half.engine.state())
-    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    unbroken, rest = unbroken_and_resumed(setup, make=on_disk)
     for client in range(4):
         assert same(unbroken.client(client), rest.client(client))
-    assert all(lives_in_a_file(leaf) for _, leaf in leaves(engine.fleets[0].state))
+    assert all(lives_in_a_file(leaf) for _, leaf in leaves(rest.engine.fleets[0].state))
 
 
 @pytest.mark.filterwarnings("ignore::graft.errors.MemoryWarning")

@@ -43,8 +43,8 @@ class InProcess:
         self._setup = setup
         if setup.device.type == "cpu":
             reuse_large_blocks()
-        groups = group_clients(setup.models, setup.graphs, setup.marks)
-        found = plan_fleets(setup, [[client] for client in setup.clients] if alone else groups)
+        apart = [[client] for client in setup.clients]
+        found = plan_fleets(setup, apart if alone else group_clients(setup.models, setup.graphs, setup.marks))
         self.fleets = [setup.fleet(group) for group in found.groups]
         self._on_disk = found.on_disk
         self._parts: dict[int, tuple[list[int], Fleet]] = {}  # of every fleet, those that were asked last

@@ -214,7 +214,7 @@ class Distillation(Plug):
         else:
             optimizer = server.state.distillation.student_optimizer
             if personal and len(clients) < server.clients:
-                optimizer = take(optimizer, torch.tensor(clients, device=server.device))
+                optimizer = take(optimizer, numbers(tuple(clients), server.device))
         return Students(models, optimizer, server.random("students", clients if personal else [0]))
 
     def keep_optimizer(self, server: Server, optimizer: Tree, clients: list[int]) -> None:
