@@ -191,7 +191,7 @@ def test_dropout_is_the_same_whether_parts_share_its_draws_or_not(monkeypatch):
         return [*found, whole.drop(torch.ones(3, 6, 8), 0.5)]
 
     shared = drops()
-    monkeypatch.setattr("graft.randomness.WORTH_SHARING", 0)
+    monkeypatch.setattr("graft.randomness.SMALL", 0)
     assert all(torch.equal(one, other) for one, other in zip(shared, drops(), strict=True))
     assert not torch.equal(shared[1], shared[2])
 

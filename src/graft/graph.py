@@ -108,6 +108,26 @@ class FleetGraph:
         values = scale[pattern.row_of] * scale[pattern.columns]
         return pattern.with_values(values if pattern.values is None else values * pattern.values)
 
+    def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
+        """The features after some products with a matrix of this graph, worked out once; None where that is no help.
+
+        A layer is linear up to here, so it may spread the features instead of what it makes of them. Sparse features
+        would be sparse no longer (on Cora, one step gives each node three times as many), and views come and go.
+        """
+        if self.whole is not None or not isinstance(self.features, Tensor):
+            return None
+        if (matrix, steps) not in self._spread:
+            spread = self.features
+            with torch.no_grad():
+                for _ in range(steps):
+                    spread = getattr(self, matrix) @ spread
+            self._spread[matrix, steps] = spread
+        return self._spread[matrix, steps]
+
+    @cached_property
+    def _spread(self) -> dict[tuple[str, int], Tensor]:
+        return {}
+
     def with_loops(self, heads: int) -> BlockSparse:
         """A + I, once for every attention head of every client."""
         if self.whole is not None:
@@ -176,11 +196,10 @@ class FleetGraph:
 
     def select(self, chosen: list[int]) -> FleetGraph:
         """The graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made again."""
-        if isinstance(self.features, Tensor):
-            features = self.features[chosen[0] : chosen[-1] + 1] if side_by_side(chosen) else self.features[chosen]
-        else:
-            features = self.features.select(chosen)
+        mine = slice(chosen[0], chosen[-1] + 1) if side_by_side(chosen) else chosen
+        features = self.features[mine] if isinstance(self.features, Tensor) else self.features.select(chosen)
         picked = FleetGraph(self.neighbours.select(chosen), features, self.sizes[chosen])
+        picked._spread = {how: spread[mine] for how, spread in self._spread.items()}
         if "looped" in self.__dict__:
             picked.looped = self.looped.select(chosen)
         if "normalised" in self.__dict__:  # it shares its pattern with A + I, and the mean with A

@@ -23,7 +23,8 @@ FIRST = 0xBF58476D1CE4E5B9 - 2**64
 SECOND = 0x94D049BB133111EB - 2**64
 
 
-WORTH_SHARING = 2**18  # numbers; up to so many, what takes time is to ask for them
+MOST_AHEAD = 4  # masks that are made before they are asked for
+SMALL = 2**18  # numbers; up to so many, what takes time is to ask for them
 
 
 def seed_for(*parts: int | str) -> int:
@@ -56,7 +57,8 @@ class Stream:
         self.keys = keys
         self.draws = 0
         self._part_of: tuple[Stream, range] | None = None
-        self._masks: dict[tuple[Any, ...], Tensor] = {}  # those that parts have drawn in this turn
+        self._masks: dict[tuple[Any, ...], Tensor] = {}  # of draws to come, or that parts come to one after another
+        self._ahead = 2  # how many are made at a time: most models have two layers
 
     def bits(self, count: int) -> Tensor:
         """Fresh 64-bit numbers [clients, count]."""
@@ -74,11 +76,16 @@ class Stream:
 
     def advance(self, draws: Sequence[int]) -> None:
         """Move on as if every owner had drawn a number of times of its own."""
-        self._masks = {}
         if len(set(draws)) == 1:
             self.draws += draws[0]
+            self._forget()
         else:
             self.keys = self.keys + numbers(tuple(draws), self.keys.device)
+            self._masks = {}
+
+    def _forget(self) -> None:
+        """Let go of what was drawn before now."""
+        self._masks = {draw: mask for draw, mask in self._masks.items() if draw[0] > self.draws}
 
     def keep(self, rate: float, rows: int, width: int) -> Tensor:
         """True with probability 1 - rate, for every client, row and column (steps of 1/65536)."""
@@ -102,17 +109,27 @@ class Stream:
     def _mask(self, rate: float, rows: int, width: int, kind: torch.dtype) -> Tensor:
         """What `keep` says, as numbers to multiply with."""
         whole, owners = self._part_of or (self, range(len(self.keys)))
-        if whole is self or self.keys.is_cuda or len(whole.keys) * rows * width > WORTH_SHARING:
+        if self.keys.is_cuda or len(whole.keys) * rows * width > SMALL:
             draws, least = self._draws(rate, rows, width)
-            return draws.float().ge_(least).to(kind).mul_(1 / (1 - rate))  # CPUs are slow at truth values
-        # A small mask costs calls, not numbers: one for all owners serves every part that comes to the same draw.
+            return numbers_of(draws, least, rate, kind)
+        # A small mask costs calls, not numbers: one serves all parts of a fleet, and some are made ahead.
         self.draws += 1
-        asked = self.draws, rate, rows, width, kind
-        if asked not in whole._masks:
-            everyone = Stream(whole.keys)
-            everyone.draws = self.draws - 1
-            whole._masks[asked] = everyone._mask(rate, rows, width, kind)
-        return whole._masks[asked][owners.start : owners.stop]
+        asked = rate, rows, width, kind
+        if (self.draws, *asked) not in whole._masks:
+            whole._make_masks(self.draws, *asked)
+        return whole._masks[self.draws, *asked][owners.start : owners.stop]
+
+    def _make_masks(self, first: int, rate: float, rows: int, width: int, kind: torch.dtype) -> None:
+        """The masks of this draw and a few more, in case they are of the same kind."""
+        if any(draw[0] == first for draw in self._masks):  # made ahead for nothing: draws take turns in their shapes
+            self._ahead = 1
+        every = torch.arange(first, first + self._ahead)
+        several = Stream((self.keys + every[:, None]).flatten() - 1)
+        draws, least = several._draws(rate, rows, width)
+        masks = numbers_of(draws, least, rate, kind).view(self._ahead, len(self.keys), rows, width)
+        self._forget()
+        self._masks |= {(number, rate, rows, width, kind): mask for number, mask in zip(every.tolist(), masks)}
+        self._ahead = 1 if self._ahead == 1 else MOST_AHEAD
 
     def uniform(self, count: int) -> Tensor:
         """Numbers in [0, 1), [clients, count]."""
@@ -122,6 +139,11 @@ class Stream:
         """Numbers from the standard normal distribution, [clients, count] (Box and Muller, 1958)."""
         radius = (-2 * (1 - self.uniform(count)).log()).sqrt()  # 1 - u is never 0
         return radius * (2 * math.pi * self.uniform(count)).cos()
+
+
+def numbers_of(draws: Tensor, least: int, rate: float, kind: torch.dtype) -> Tensor:
+    """A mask to multiply with; CPUs are slow at truth values."""
+    return draws.float().ge_(least).to(kind).mul_(1 / (1 - rate))
 
 
 def threshold(rate: float) -> tuple[int, int]:

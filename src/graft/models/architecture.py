@@ -149,6 +149,17 @@ def project(hidden: Any, weight: Tensor) -> Tensor:
     return stacked_product(hidden, weight) if isinstance(hidden, Tensor) else hidden @ weight
 
 
+def spread(graph: FleetGraph, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
+    """Some products of a matrix of the graph, by its name, with what `project` gives."""
+    known = graph.spread(matrix, steps) if hidden is graph.features else None
+    if known is not None:
+        return project(known, weight)
+    projected = project(hidden, weight)
+    for _ in range(steps):
+        projected = getattr(graph, matrix) @ projected
+    return projected
+
+
 def linear(hidden: Any, weights: Weights) -> Tensor:
     return shifted(project(hidden, weights["weight"]), weights)
 

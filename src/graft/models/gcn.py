@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, glorot, project, shifted
+from graft.models.architecture import LayeredModel, glorot, shifted, spread
 from graft.weights import Tree, Weights
 
 
@@ -23,4 +23,4 @@ class GCN(LayeredModel):
         return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        return shifted(graph.normalised @ (project(hidden, weights["weight"])), weights)
+        return shifted(spread(graph, "normalised", hidden, weights["weight"]), weights)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, linear, project, shifted, start_linear
+from graft.models.architecture import LayeredModel, linear, shifted, spread, start_linear
 from graft.weights import Tree, Weights
 
 
@@ -34,9 +34,7 @@ class GIN(LayeredModel):
         return Tree(first=first, second=second)
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        projected = project(hidden, weights["first"]["weight"])
-        summed = projected + graph.neighbours @ projected
-        inner = shifted(summed, weights["first"])
+        inner = shifted(spread(graph, "looped", hidden, weights["first"]["weight"]), weights["first"])
         if self.normalise:
             inner = functional.layer_norm(inner, inner.shape[2:])
             inner = inner * weights["scale"].unsqueeze(1) + weights["shift"].unsqueeze(1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, Output, glorot, linear, project, shifted
+from graft.models.architecture import LayeredModel, Output, glorot, linear, project, shifted, spread
 from graft.randomness import Stream
 from graft.weights import Tree, Weights
 
@@ -62,7 +62,7 @@ class OrthoGCN(LayeredModel):
         return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        return shifted(graph.normalised @ project(hidden, weights["weight"]), weights)
+        return shifted(spread(graph, "normalised", hidden, weights["weight"]), weights)
 
     def inner(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
         """A layer between the first and the head."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, project, shifted, start_linear
+from graft.models.architecture import LayeredModel, project, shifted, spread, start_linear
 from graft.weights import Tree, Weights
 
 
@@ -25,5 +25,5 @@ class SAGE(LayeredModel):
         return Tree(neighbours=neighbours.weight, own=own.weight, bias=neighbours.bias)
 
     def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        neighbours, own = (project(hidden, weights[part]) for part in ("neighbours", "own"))
-        return shifted(graph.mean @ neighbours + own, weights)
+        neighbours = spread(graph, "mean", hidden, weights["neighbours"])
+        return shifted(neighbours + project(hidden, weights["own"]), weights)

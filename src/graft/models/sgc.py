@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, linear, project, shifted, start_linear
+from graft.models.architecture import LayeredModel, linear, shifted, spread, start_linear
 from graft.randomness import Stream
 from graft.weights import Tree, Weights
 
@@ -27,11 +27,8 @@ class SGC(LayeredModel):
         )
 
     def begin(self, weights: Weights, graph: FleetGraph) -> Tensor:
-        # Everything is linear, so the narrow embedding is spread, not the wide features.
-        hidden = project(graph.features, weights["layer0"]["weight"])
-        for _ in range(self.hidden):
-            hidden = graph.normalised @ hidden
-        return shifted(hidden, weights["layer0"])
+        first = weights["layer0"]
+        return shifted(spread(graph, "normalised", graph.features, first["weight"], steps=self.hidden), first)
 
     def embed(self, weights: Weights, graph: FleetGraph, begun: Tensor, random: Stream | None) -> Tensor:  # noqa: ARG002
         return begun
