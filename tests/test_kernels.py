@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from graft import kernels
+from graft.graph import Rows, lay_out
 from graft.randomness import Stream, streams
 from graft.sparse import BlockSparse
 from graft.training import OPTIMIZERS, Training
 from graft.weights import Owners, leaves, map_tree
+from tests.toy import toy_graphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,6 +72,21 @@ def test_dropout_is_that_of_the_cpu_and_so_is_its_gradient(rate, width):
     assert rate < 0.2 or (results[1][0] == 0).any()
     again = Stream(streams(THERE, 1, [0, 1, 5]).keys).drop(values.to(THERE), rate).cpu()
     assert rate < 0.2 or width == 1 or not torch.equal(again, results[1][0])
+
+
+def test_dropout_of_some_rows_is_that_of_the_cpu():
+    graphs = toy_graphs()
+    found = []
+    for device in (HERE, THERE):
+        graph = lay_out(graphs, device)
+        rows = Rows(
+            graph,
+            torch.tensor([[3, 0], [1, 2], [4, 4]], device=device),
+            torch.ones(3, 2, dtype=torch.bool, device=device),
+        )
+        values = torch.ones(3, 2, 67, device=device)
+        found.append(streams(device, 1, [0, 1, 5]).drop(values, 0.5, rows).cpu())
+    torch.testing.assert_close(*found)
 
 
 def test_adam_is_that_of_the_cpu_for_clients_that_have_taken_different_steps():

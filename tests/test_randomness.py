@@ -196,6 +196,27 @@ def test_dropout_is_the_same_whether_parts_share_its_draws_or_not(monkeypatch):
     assert not torch.equal(shared[1], shared[2])
 
 
+@pytest.mark.parametrize("widths", [[8] * 11, [8, 4] * 5, [8, 8, 4, 8, 8, 8, 8]])
+def test_masks_made_ahead_are_those_made_when_they_are_asked_for(widths, monkeypatch):
+    def drops():
+        stream = Stream(torch.tensor([3, 1, 4]))
+        found = []
+        for place, width in enumerate(widths):
+            if place == 3:  # something else may be drawn in between
+                found.append(stream.bits(2))
+            found.append(stream.drop(torch.ones(3, 6, width), 0.5))
+            if place == 5:
+                stream.advance([2, 2, 2])
+        assert len(stream._masks) <= 8  # they do not pile up
+        return found, stream.draws
+
+    ahead, draws = drops()
+    monkeypatch.setattr("graft.randomness.SMALL", 0)
+    alone, others = drops()
+    assert draws == others
+    assert all(torch.equal(one, other) for one, other in zip(ahead, alone, strict=True))
+
+
 @pytest.mark.parametrize("draws", [[2, 2, 2], [0, 1, 3]])
 def test_advancing_is_drawing(draws):
     whole = Stream(torch.tensor([3, 1, 4]))

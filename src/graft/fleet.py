@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph, cut
 from graft.data.partitions import partition
-from graft.graph import FleetGraph, lay_out
+from graft.graph import FleetGraph, Rows, lay_out
 from graft.losses import log_softmax
 from graft.models.architecture import LayeredModel
 from graft.models.mixed import Mixed
@@ -34,9 +34,24 @@ class Labels:
     masks: Tensor  # bool [clients, 3, nodes]: train, validation, test
     groups: Tensor  # int64 [clients, nodes]: whose node it was before graphs were pooled, else 0
     group_count: int
+    source: tuple[Labels, FleetGraph, list[int]] | None = None  # of what clients these were selected
+    _asked: Rows | None = field(default=None, init=False)
 
-    def select(self, chosen: list[int]) -> Labels:
-        return Labels(self.classes[chosen], self.masks[chosen], self.groups[chosen], self.group_count)
+    def select(self, chosen: list[int], graph: FleetGraph) -> Labels:
+        """The labels of some clients; `graph` is that of all."""
+        rows = self.classes[chosen], self.masks[chosen], self.groups[chosen]
+        return Labels(*rows, self.group_count, (self, graph, chosen))
+
+    def asked(self, graph: FleetGraph) -> Rows:
+        """The training nodes in the graph of these clients; what was prepared for more of them is cut."""
+        if self._asked is None:
+            nodes, _, shares = self.train_nodes
+            source = None
+            if self.source is not None:
+                labels, whole, chosen = self.source
+                source = labels.asked(whole), chosen
+            self._asked = Rows(graph, nodes, shares > 0, source)
+        return self._asked
 
     @cached_property
     def train_nodes(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,6 +59,10 @@ class Labels:
 
         A client with fewer than the most repeats one of its nodes with share zero.
         """
+        if self.source is not None:  # with as many as there, so that one can be cut like the other
+            labels, _, chosen = self.source
+            nodes, classes, shares = labels.train_nodes
+            return nodes[chosen], classes[chosen], shares[chosen]
         train = self.masks[:, 0]
         counts = train.sum(1, keepdim=True)
         nodes = train.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(counts.max()))]
@@ -62,7 +81,8 @@ class Batch:
     doubtful: bool  # whether there may be a client without a training node in it
 
     def select(self, chosen: list[int]) -> Batch:
-        return Batch(self.graph.select(chosen), self.labels.select(chosen), self.nodes[chosen], self.doubtful)
+        graph, labels = selected(self.graph, self.labels, chosen)
+        return Batch(graph, labels, self.nodes[chosen], self.doubtful)
 
 
 class Fleet:
@@ -256,11 +276,27 @@ class Fleet:
         return self.labels.train_nodes
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Mean loss over each client's training nodes; zero for a client without any."""
-        nodes, labels, shares = self.train_nodes
-        picked = logits.gather(1, nodes.unsqueeze(2).expand(-1, -1, logits.shape[2]))
-        chances = log_softmax(picked).gather(2, labels.unsqueeze(2)).squeeze(2)
+        """Mean loss over each client's training nodes, from logits of all nodes; zero for a client without any."""
+        return self.train_loss(self.at_train_nodes(logits))
+
+    def label_loss(self, weights: Weights, *, dropout: bool = True) -> Tensor:
+        """The same of a model, which is asked about these nodes alone: it has less to work out."""
+        return self.train_loss(self.train_output(weights, dropout=dropout).logits)
+
+    def train_output(self, weights: Weights, *, dropout: bool = True) -> Output:
+        """What the clients' model says of their training nodes alone, gradients kept."""
+        return self.model.at(weights, self.labels.asked(self.graph), self.random if dropout else None)
+
+    def train_loss(self, logits: Tensor) -> Tensor:
+        """Mean loss over each client's training nodes, from logits of these."""
+        _, labels, shares = self.train_nodes
+        chances = log_softmax(logits).gather(2, labels.unsqueeze(2)).squeeze(2)
         return -(chances * shares).sum(1)
+
+    def at_train_nodes(self, values: Tensor) -> Tensor:
+        """Of values of all nodes, [clients, nodes, width], those of the training nodes."""
+        nodes, _, _ = self.train_nodes
+        return values.gather(1, nodes.unsqueeze(2).expand(-1, -1, values.shape[2]))
 
     def correct(self, weights: Weights) -> Tensor:
         """Nodes that a model classifies correctly: [clients, groups, 3] for training, validation and test nodes."""
@@ -293,13 +329,18 @@ class Fleet:
     def select(self, chosen: list[int]) -> Fleet:
         """Some of the clients as a fleet of their own, without state."""
         clients = [self.clients[position] for position in chosen]
-        graph, labels = self.graph.select(chosen), self.labels.select(chosen)
+        graph, labels = selected(self.graph, self.labels, chosen)
         fleet = Fleet(clients, graph, labels, self.model.select(chosen), self.training, self.seed, self._make)
         fleet.federation, fleet.derived = self.federation, self.derived
         fleet.cut_batches = lambda: [batch.select(chosen) for batch in self.batches]
         if self.clean is not None:
-            fleet.clean = self.clean[0].select(chosen), self.clean[1].select(chosen)
+            fleet.clean = selected(*self.clean, chosen)
         return fleet
+
+
+def selected(graph: FleetGraph, labels: Labels, chosen: list[int]) -> tuple[FleetGraph, Labels]:
+    """The graphs and labels of some clients."""
+    return graph.select(chosen), labels.select(chosen, graph)
 
 
 def initial(model: Model, seed: int) -> Tree:

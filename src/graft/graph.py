@@ -49,6 +49,9 @@ class FleetGraph:
         self.features = features  # dense [clients, nodes, features], block-diagonal or masked: `features @ weights`
         self.sizes = sizes  # int64 [clients], without the spare nodes
         self.whole = whole  # what this is a view of
+        self.lasting = False  # whether it is some clients' own, and will be looked at again and again
+        self._source: tuple[FleetGraph, slice | list[int]] | None = None  # what it was selected from, and which clients
+        self._spread: dict[tuple[str, int], Tensor | None] = {}
 
     @property
     def clients(self) -> int:
@@ -112,21 +115,24 @@ class FleetGraph:
         """The features after some products with a matrix of this graph, worked out once; None where that is no help.
 
         A layer is linear up to here, so it may spread the features instead of what it makes of them. Sparse features
-        would be sparse no longer (on Cora, one step gives each node three times as many), and views come and go.
+        would be sparse no longer (on Cora, one step gives each node three times as many), and for a graph that does
+        not last it is not worth it.
         """
-        if self.whole is not None or not isinstance(self.features, Tensor):
-            return None
         if (matrix, steps) not in self._spread:
-            spread = self.features
-            with torch.no_grad():
-                for _ in range(steps):
-                    spread = getattr(self, matrix) @ spread
-            self._spread[matrix, steps] = spread
+            self._spread[matrix, steps] = self._find_spread(matrix, steps)
         return self._spread[matrix, steps]
 
-    @cached_property
-    def _spread(self) -> dict[tuple[str, int], Tensor]:
-        return {}
+    def _find_spread(self, matrix: str, steps: int) -> Tensor | None:
+        if self._source is not None:
+            whole, mine = self._source
+            known = whole.spread(matrix, steps)
+            return None if known is None else known[mine]
+        if not self.lasting or not isinstance(self.features, Tensor):
+            return None
+        spread = self.features
+        for _ in range(steps):
+            spread = getattr(self, matrix).times(spread)
+        return spread
 
     def with_loops(self, heads: int) -> BlockSparse:
         """A + I, once for every attention head of every client."""
@@ -199,7 +205,7 @@ class FleetGraph:
         mine = slice(chosen[0], chosen[-1] + 1) if side_by_side(chosen) else chosen
         features = self.features[mine] if isinstance(self.features, Tensor) else self.features.select(chosen)
         picked = FleetGraph(self.neighbours.select(chosen), features, self.sizes[chosen])
-        picked._spread = {how: spread[mine] for how, spread in self._spread.items()}
+        picked._source = self, mine
         if "looped" in self.__dict__:
             picked.looped = self.looped.select(chosen)
         if "normalised" in self.__dict__:  # it shares its pattern with A + I, and the mean with A
@@ -210,6 +216,73 @@ class FleetGraph:
         return picked
 
 
+class Rows:
+    """Some nodes of every client, as a layer sees them that is asked about no others: matrices with these rows alone.
+
+    The last layer of a model reads all nodes and is often asked about few.
+    """
+
+    def __init__(
+        self, whole: FleetGraph, nodes: Tensor, real: Tensor, source: tuple[Rows, list[int]] | None = None
+    ) -> None:
+        self.whole = whole
+        self.nodes = nodes  # int64 [clients, some]
+        self.real = real  # bool [clients, some]: a client with fewer of them is padded
+        self._source = source  # what this was cut out of, and the positions of its clients there
+        self._spread: dict[tuple[str, int], Tensor] = {}
+        self._parts: dict[range, Rows] = {}
+
+    @property
+    def features(self) -> Any:
+        return self.whole.features
+
+    @cached_property
+    def normalised(self) -> BlockSparse:
+        return self._cut("normalised")
+
+    @cached_property
+    def mean(self) -> BlockSparse:
+        return self._cut("mean")
+
+    @cached_property
+    def looped(self) -> BlockSparse:
+        return self._cut("looped")
+
+    @cached_property
+    def chosen(self) -> BlockSparse:
+        """One entry for every one of these nodes, which picks it out of all."""
+        every = torch.arange(self.whole.clients * self.whole.nodes + 1, dtype=torch.int32, device=self.nodes.device)
+        return BlockSparse(every, every[:-1], None, self.whole.clients, (self.whole.nodes,) * 2).at(
+            self.nodes, self.real
+        )
+
+    def _cut(self, matrix: str) -> BlockSparse:
+        if self._source is None:
+            return getattr(self.whole, matrix).at(self.nodes, self.real)  # type: ignore[no-any-return]
+        rows, chosen = self._source
+        return getattr(rows, matrix).select(chosen)  # type: ignore[no-any-return]
+
+    def own(self, values: Tensor) -> Tensor:
+        """Of values of all nodes, those of these; zero where a client is padded."""
+        return self.chosen @ values
+
+    def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
+        """Of the features that were spread, those of these nodes."""
+        known = self.whole.spread(matrix, steps)
+        if known is not None and (matrix, steps) not in self._spread:
+            self._spread[matrix, steps] = self.chosen.times(known)
+        return self._spread.get((matrix, steps))
+
+    def part(self, clients: range) -> Rows:
+        """The rows of clients that stand side by side."""
+        if len(clients) == self.whole.clients:
+            return self
+        if clients not in self._parts:
+            mine, source = slice(clients.start, clients.stop), None if self._source is None else (self, list(clients))
+            self._parts[clients] = Rows(self.whole.part(clients), self.nodes[mine], self.real[mine], source)
+        return self._parts[clients]
+
+
 def lay_out(graphs: Sequence[Graph], device: torch.device) -> FleetGraph:
     """Put the graphs of some clients side by side on a device."""
     nodes = max(graph.nodes for graph in graphs)
@@ -217,7 +290,9 @@ def lay_out(graphs: Sequence[Graph], device: torch.device) -> FleetGraph:
     rows = np.concatenate([graph.edges[0] + client * nodes for client, graph in enumerate(graphs)])
     columns = np.concatenate([graph.edges[1] + client * nodes for client, graph in enumerate(graphs)])
     neighbours = _compressed(np.bincount(rows, minlength=len(graphs) * nodes), columns, None, (nodes, nodes), device)
-    return FleetGraph(neighbours.with_values(None), _features(graphs, nodes, device), sizes)
+    graph = FleetGraph(neighbours.with_values(None), _features(graphs, nodes, device), sizes)
+    graph.lasting = True
+    return graph
 
 
 def _features(graphs: Sequence[Graph], nodes: int, device: torch.device) -> Tensor | BlockSparse:

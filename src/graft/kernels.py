@@ -71,14 +71,18 @@ extern "C" __global__ void bits(const word* keys, word* out, int draws, int coun
     if (place < count) out[(long long)blockIdx.y * count + place] = draw(keys[blockIdx.y], draws, place);
 }
 
-// Values times `scale`, or zero: an entry is kept where its 8 or 16 bits of a word are at least the threshold.
+// Values times `scale`, or zero: an entry is kept where its 8 or 16 bits of a word are at least the threshold. Rows may
+// be some of those that are drawn for: then `nodes` says which.
 extern "C" __global__ void dropped(
-    const word* keys, const float* from, float* out, int draws, int rows, int width, int size, int least, double scale)
+    const word* keys, const float* from, const long long* nodes, float* out, int draws, int rows, int width, int size,
+    int least, double scale)
 {
     long long entry = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (entry >= (long long)rows * width) return;
     int column = entry % width, each = 64 / size, words = (width + each - 1) / each;
-    word found = draw(keys[blockIdx.y], draws, (entry / width) * words + column / each) >> (column % each) * size;
+    long long row = entry / width;
+    if (nodes) row = nodes[(long long)blockIdx.y * rows + row];
+    word found = draw(keys[blockIdx.y], draws, row * words + column / each) >> (column % each) * size;
     int drawn = size == 8 ? (int)(signed char)found : (int)(short)found;
     long long place = (long long)blockIdx.y * rows * width + entry;
     out[place] = drawn >= least ? from[place] * (float)scale : 0.0f;
@@ -162,15 +166,19 @@ def draw_bits(keys: Tensor, draws: int, count: int) -> Tensor | None:
     return out
 
 
-def drop(keys: Tensor, draws: int, values: Tensor, size: int, least: int, scale: float) -> Tensor | None:
-    """Values [owners, rows, width] times `scale` where `Stream.keep` says so, zero elsewhere."""
+def drop(
+    keys: Tensor, draws: int, values: Tensor, nodes: Tensor | None, size: int, least: int, scale: float
+) -> Tensor | None:
+    """Values [owners, rows, width] times `scale` where `Stream.keep` says so, zero elsewhere; rows are all, or these
+    nodes, [owners, rows]."""
     run = kernel(DRAWS, "dropped")
     if run is None or values.numel() == 0:
         return None
     owners, rows, width = values.shape
     out = torch.empty_like(values)
     grid = -(-rows * width // BLOCK), owners, 1
-    run(grid, (BLOCK, 1, 1), [keys, values, out, draws, rows, width, size, least, scale])
+    every = keys.new_empty(0) if nodes is None else nodes.contiguous()
+    run(grid, (BLOCK, 1, 1), [keys, values, every, out, draws, rows, width, size, least, scale])
     return out
 
 

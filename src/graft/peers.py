@@ -66,7 +66,7 @@ class PeerMethod(Method):
         return fleet.training
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
-        return fleet.cross_entropy(fleet.forward(weights).logits)
+        return fleet.label_loss(weights)
 
 
 def mixed(sent: Weights, links: Tensor) -> Tree:

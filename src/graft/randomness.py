@@ -10,12 +10,15 @@ import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from graft import kernels
+
+if TYPE_CHECKING:
+    from graft.graph import Rows
 
 # The constants of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), as signed 64-bit numbers.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -60,13 +63,16 @@ class Stream:
         self._masks: dict[tuple[Any, ...], Tensor] = {}  # of draws to come, or that parts come to one after another
         self._ahead = 2  # how many are made at a time: most models have two layers
 
-    def bits(self, count: int) -> Tensor:
-        """Fresh 64-bit numbers [clients, count]."""
+    def bits(self, count: int, places: Tensor | None = None) -> Tensor:
+        """Fresh 64-bit numbers [clients, count], or of those the ones at some places, [clients, some]."""
         self.draws += 1
-        if self.keys.is_cuda and (found := kernels.draw_bits(self.keys, self.draws, count)) is not None:
-            return found
+        if places is None and self.keys.is_cuda:
+            found = kernels.draw_bits(self.keys, self.draws, count)
+            if found is not None:
+                return found
         start = mix(self.keys + self.draws)
-        return mix(counters(count, self.keys.device) + start[:, None])
+        every = counters(count, self.keys.device) if places is None else (places + 1) * GOLDEN
+        return mix(every + start[:, None])
 
     def of(self, owners: range) -> Stream:
         """The same draws for some of the owners, who stand side by side."""
@@ -92,43 +98,53 @@ class Stream:
         draws, least = self._draws(rate, rows, width)
         return draws >= least
 
-    def _draws(self, rate: float, rows: int, width: int) -> tuple[Tensor, int]:
-        """Whole numbers, and the least that they must be for something to be kept."""
+    def _draws(self, rate: float, rows: int, width: int, nodes: Tensor | None = None) -> tuple[Tensor, int]:
+        """Whole numbers, and the least that they must be for something to be kept; maybe those of some rows alone."""
         size, least = threshold(rate)
         words = -(-width * size // 64)
         kind = torch.int8 if size == 8 else torch.int16
-        return self.bits(rows * words).view(kind).view(-1, rows, words * 64 // size)[:, :, :width], least
+        count, places = rows * words, None
+        if nodes is not None:
+            rows = nodes.shape[1]
+            places = (nodes.unsqueeze(2) * words + torch.arange(words, device=nodes.device)).flatten(1)
+        return self.bits(count, places).view(kind).view(-1, rows, words * 64 // size)[:, :, :width], least
 
-    def drop(self, values: Tensor, rate: float) -> Tensor:
-        """Dropout: values [clients, rows, width] as `keep` says, scaled so that their mean stays."""
+    def drop(self, values: Tensor, rate: float, rows: Rows | None = None) -> Tensor:
+        """Dropout: values [clients, rows, width] as `keep` says, scaled so that their mean stays.
+
+        Values may be those of some rows alone; each is dropped as it would be among all.
+        """
         if values.is_cuda and values.dtype == torch.float32:
             self.draws += 1
-            return _Dropped.apply(values, self.keys, self.draws, rate)  # type: ignore[no-any-return, no-untyped-call]
-        return values * self._mask(rate, values.shape[1], values.shape[2], values.dtype)
+            return _Dropped.apply(values, self.keys, self.draws, rate, rows)  # type: ignore[no-any-return, no-untyped-call]
+        return values * self._mask(rate, values.shape[1], values.shape[2], values.dtype, rows)
 
-    def _mask(self, rate: float, rows: int, width: int, kind: torch.dtype) -> Tensor:
+    def _mask(self, rate: float, rows: int, width: int, kind: torch.dtype, some: Rows | None = None) -> Tensor:
         """What `keep` says, as numbers to multiply with."""
         whole, owners = self._part_of or (self, range(len(self.keys)))
+        if some is not None:
+            rows = some.whole.nodes
         if self.keys.is_cuda or len(whole.keys) * rows * width > SMALL:
-            draws, least = self._draws(rate, rows, width)
+            draws, least = self._draws(rate, rows, width, None if some is None else some.nodes)
             return numbers_of(draws, least, rate, kind)
         # A small mask costs calls, not numbers: one serves all parts of a fleet, and some are made ahead.
         self.draws += 1
         asked = rate, rows, width, kind
         if (self.draws, *asked) not in whole._masks:
             whole._make_masks(self.draws, *asked)
-        return whole._masks[self.draws, *asked][owners.start : owners.stop]
+        mask = whole._masks[self.draws, *asked][owners.start : owners.stop]
+        return mask if some is None else some.chosen.times(mask)
 
     def _make_masks(self, first: int, rate: float, rows: int, width: int, kind: torch.dtype) -> None:
         """The masks of this draw and a few more, in case they are of the same kind."""
         if any(draw[0] == first for draw in self._masks):  # made ahead for nothing: draws take turns in their shapes
             self._ahead = 1
-        every = torch.arange(first, first + self._ahead)
-        several = Stream((self.keys + every[:, None]).flatten() - 1)
+        numbers = range(first, first + self._ahead)
+        several = Stream((self.keys + torch.tensor(numbers)[:, None]).flatten() - 1)
         draws, least = several._draws(rate, rows, width)
         masks = numbers_of(draws, least, rate, kind).view(self._ahead, len(self.keys), rows, width)
         self._forget()
-        self._masks |= {(number, rate, rows, width, kind): mask for number, mask in zip(every.tolist(), masks)}
+        self._masks |= {(number, rate, rows, width, kind): masks[number - first] for number in numbers}
         self._ahead = 1 if self._ahead == 1 else MOST_AHEAD
 
     def uniform(self, count: int) -> Tensor:
@@ -159,22 +175,23 @@ class _Dropped(torch.autograd.Function):
     """Nothing is kept for the way back: what is dropped is drawn again."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, keys: Tensor, draws: int, rate: float) -> Tensor:
-        ctx.how = keys, draws, rate
-        return dropped(values, keys, draws, rate)
+    def forward(ctx: Any, values: Tensor, keys: Tensor, draws: int, rate: float, rows: Rows | None) -> Tensor:
+        ctx.how = keys, draws, rate, rows
+        return dropped(values, keys, draws, rate, rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return dropped(gradient, *ctx.how), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return dropped(gradient, *ctx.how), None, None, None, None
 
 
-def dropped(values: Tensor, keys: Tensor, draws: int, rate: float) -> Tensor:
-    found = kernels.drop(keys, draws, values.contiguous(), *threshold(rate), 1 / (1 - rate))
+def dropped(values: Tensor, keys: Tensor, draws: int, rate: float, rows: Rows | None) -> Tensor:
+    nodes = None if rows is None else rows.nodes
+    found = kernels.drop(keys, draws, values.contiguous(), nodes, *threshold(rate), 1 / (1 - rate))
     if found is not None:
         return found
     stream = Stream(keys)
     stream.draws = draws - 1
-    return values * stream._mask(rate, values.shape[1], values.shape[2], values.dtype)
+    return values * stream._mask(rate, values.shape[1], values.shape[2], values.dtype, rows)
 
 
 class Slots:

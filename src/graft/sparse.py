@@ -186,6 +186,19 @@ class BlockSparse:
         values = None if self.values is None else self.values[entries]
         return BlockSparse(starts, columns, values, len(chosen), (self.rows, self.width))
 
+    def at(self, rows: Tensor, real: Tensor) -> BlockSparse:
+        """The matrix of some rows of every block, [blocks, some]; one that is not real has no entries."""
+        first = torch.arange(self.blocks, device=rows.device)[:, None] * self.rows
+        chosen = (rows + first).flatten()
+        counts = self.starts.diff()[chosen] * real.flatten()
+        ends = counts.cumsum(0)
+        total = int(ends[-1])
+        moves = torch.repeat_interleave(self.starts[chosen] - (ends - counts), counts, output_size=total)
+        entries = torch.arange(total, device=rows.device) + moves
+        values = None if self.values is None else self.values[entries]
+        starts = functional.pad(ends, (1, 0)).to(torch.int32)
+        return BlockSparse(starts, self.columns[entries], values, self.blocks, (rows.shape[1], self.width))
+
     def row_sums(self, values: Tensor) -> Tensor:
         """Sums of one value an entry over each row, flat."""
         ones = values.new_ones(self.blocks, self.width, 1)

@@ -94,7 +94,7 @@ def test_estimates_grow_with_what_costs_memory():
     assert need(nodes=600).work == pytest.approx(2 * need().work, rel=0.1)
     assert need(models="gcn6").work > 2 * need().work
     assert need(models="gat").work > need().work
-    assert need(other).data - need().data == 4 * 300 * (320 - 32)
+    assert need(other).data - need().data == 8 * 300 * (320 - 32)  # as they are, and spread
     assert need(parameters=20).state == 2 * need().state
     assert need(optimizer="sgd").state * 3 == need().state  # no moments
 
@@ -169,7 +169,7 @@ def test_a_smaller_budget_means_a_smaller_peak():
     parts = replace(setup, memory=data + state + work // 4)
     assert len(InProcess(parts).fleets) == 4
     whole_peak, parts_peak = (peak_of(lambda one=one: play(one, rounds=2)) for one in (setup, parts))
-    assert parts_peak < 0.7 * whole_peak
+    assert parts_peak < 0.8 * whole_peak
     assert parts_peak < parts.memory
 
 

@@ -98,7 +98,9 @@ def test_spare_nodes_are_in_no_mean():
     wild = output.embedding.masked_fill(~fleet.graph.real.unsqueeze(2), 1e9)
     nowhere = {name: leaf.expand(3, *leaf.shape[1:]) for name, leaf in known([[0.0] * 8] * 3).items()}
     assert same(class_means(fleet, output), class_means(fleet, output._replace(embedding=wild)))
-    assert torch.equal(*(prototype_loss(fleet, part, nowhere) for part in (output.embedding, wild)))
+    assert torch.equal(
+        *(prototype_loss(fleet, fleet.at_train_nodes(part), nowhere) for part in (output.embedding, wild))
+    )
     assert not fleet.graph.real.all()
 
 
@@ -132,7 +134,9 @@ def test_one_client_that_does_not_train_hears_itself_and_is_pulled_by_its_varian
         mine = embedding[torch.from_numpy(graph.train & (graph.y == label))]
         torch.testing.assert_close(state.prototypes[label], mine.mean(0))
         variances.append((mine - mine.mean(0)).square().sum())
-    pull = FedProto().pull(fleet, embedding.unsqueeze(0), {name: leaf.unsqueeze(0) for name, leaf in state.items()})
+    pull = FedProto().pull(
+        fleet, fleet.at_train_nodes(embedding.unsqueeze(0)), {name: leaf.unsqueeze(0) for name, leaf in state.items()}
+    )
     assert float(pull) == pytest.approx(float(sum(variances)) / (graph.train.sum() * 8), rel=1e-5)
     assert float(pull) > 0
 
@@ -163,7 +167,7 @@ def test_pull_draws_training_nodes_to_the_prototypes():
         played = play(toy_setup(FedProto(lam=lam), epochs=10), rounds=10)
         fleet, state = played.engine.fleets[0], played.server.state.known
         received = {name: leaf.expand(3, *leaf.shape) for name, leaf in state.items()}
-        return prototype_loss(fleet, fleet.predict(fleet.state.model).embedding, received).mean()
+        return prototype_loss(fleet, fleet.at_train_nodes(fleet.predict(fleet.state.model).embedding), received).mean()
 
     assert spread_of(10.0) < 0.5 * spread_of(0.0)
 

@@ -224,6 +224,7 @@ def method_made(rank, fleet):
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.usefixtures("asked_about_all")
 def test_nothing_hidden_or_nothing_generated_is_unweighted_fedavg_of_graphsage(dropout, sparse):
     settings = {"dropout": dropout, "sparse": sparse}
     wanted = play(toy_setup(FedAvg(), models="sage", weight_by="uniform", **settings), rounds=3)

@@ -51,6 +51,7 @@ def test_local_model_and_meme_are_each_given_their_own_share_of_the_labels():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.usefixtures("asked_about_all")
 def test_with_labels_alone_local_models_are_those_of_local_training_bit_for_bit(optimizer):
     settings = {"models": "gcn,sage", "optimizer": optimizer}
     wanted = play(toy_setup(Local(), **settings), rounds=3)
@@ -61,6 +62,7 @@ def test_with_labels_alone_local_models_are_those_of_local_training_bit_for_bit(
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.usefixtures("asked_about_all")
 def test_with_labels_alone_memes_are_fedavg_bit_for_bit(optimizer):
     settings = {"optimizer": optimizer, "weight_by": "uniform"}
     wanted = play(toy_setup(FedAvg(), models="gcn", **settings), rounds=3)

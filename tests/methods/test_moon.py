@@ -70,6 +70,7 @@ def test_client_that_never_trained_has_nothing_to_contrast():
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "sage"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.usefixtures("asked_about_all")
 def test_without_contrast_it_is_fedavg_bit_for_bit(model, optimizer):
     settings = {"models": model, "optimizer": optimizer, "dropout": 0.5, "learning_rate": 0.1}
     wanted = play(toy_setup(FedAvg(), **settings), rounds=3)
@@ -82,6 +83,7 @@ def test_without_contrast_it_is_fedavg_bit_for_bit(model, optimizer):
 
 @pytest.mark.parametrize("epochs", [1, 5])
 @pytest.mark.parametrize("mu", [1.0, 1000.0])
+@pytest.mark.usefixtures("asked_about_all")
 def test_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(mu, epochs):
     def after(method, rounds):
         return play(toy_setup(method, epochs=epochs, dropout=0.5), rounds=rounds).server.state
@@ -91,6 +93,7 @@ def test_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(mu, epochs):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.usefixtures("asked_about_all")
 def test_one_client_is_local_training_bit_for_bit(dropout):
     settings = {"clients": 1, "dropout": dropout, "epochs": 4}
     ours = play(toy_setup(MOON(mu=5.0), **settings), rounds=4)

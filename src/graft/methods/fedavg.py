@@ -35,7 +35,7 @@ class FedAvg(Method):
         return Tree(model=fleet.state.model, weight=fleet.weight)
 
     def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:  # noqa: ARG002
-        return fleet.cross_entropy(fleet.forward(weights).logits)
+        return fleet.label_loss(weights)
 
     def shared(self, server: Server) -> Weights:
         return server.state.model  # type: ignore[no-any-return]

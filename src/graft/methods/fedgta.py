@@ -114,7 +114,7 @@ class FedGTA(Method):
         return server.state.models  # type: ignore[no-any-return]
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
-        return fleet.cross_entropy(fleet.forward(weights).logits)
+        return fleet.label_loss(weights)
 
 
 def shares(partners: Tensor, confidence: Tensor) -> Tensor:

@@ -92,8 +92,8 @@ class PrototypeMethod(Method):
         return torch.where(present.any(2, keepdim=True), nearness, output.logits)
 
     def loss(self, fleet: Fleet, weights: Weights, known: Weights) -> Tensor:
-        output = fleet.forward(weights)
-        return fleet.cross_entropy(output.logits) + self.lam * self.pull(fleet, output.embedding, known)
+        output = fleet.train_output(weights)
+        return fleet.train_loss(output.logits) + self.lam * self.pull(fleet, output.embedding, known)
 
     def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
         return prototype_loss(fleet, embedding, known)
@@ -127,12 +127,13 @@ class FedProto(PrototypeMethod):
 
 
 def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class: bool = False) -> Tensor:
-    """The mean squared error between training nodes and the prototypes of their classes, where these have one."""
+    """The mean squared error between training nodes, whose embeddings these are, and the prototypes of their classes,
+    where these have one."""
     _, labels, shares = fleet.train_nodes
     prototypes: Tensor = known["prototypes"]
     present: Tensor = known["present"]
     wanted = prototypes.gather(1, labels.unsqueeze(2).expand(-1, -1, prototypes.shape[2]))
-    errors = (at_training_nodes(fleet, embedding) - wanted).square().mean(2)
+    errors = (embedding - wanted).square().mean(2)
     pulled = (shares > 0) & present.gather(1, labels)
     if per_class:
         sizes = members(fleet, present.shape[1]).sum(1).clamp(min=1)
@@ -144,7 +145,7 @@ def class_means(fleet: Fleet, output: Output) -> Tree:
     """Each client's mean embedding of its training nodes of every class, and how many those are."""
     belongs = members(fleet, output.logits.shape[2])
     counts = belongs.sum(1)
-    sums = belongs.to(output.embedding).transpose(1, 2) @ at_training_nodes(fleet, output.embedding)
+    sums = belongs.to(output.embedding).transpose(1, 2) @ fleet.at_train_nodes(output.embedding)
     return Tree(prototypes=sums / counts.clamp(min=1).unsqueeze(2), counts=counts)
 
 
@@ -152,11 +153,6 @@ def members(fleet: Fleet, classes: int) -> Tensor:
     """Which training node belongs to which class, [clients, training nodes, classes]."""
     _, labels, shares = fleet.train_nodes
     return (labels.unsqueeze(2) == torch.arange(classes, device=labels.device)) & (shares > 0).unsqueeze(2)
-
-
-def at_training_nodes(fleet: Fleet, values: Tensor) -> Tensor:
-    nodes, _, _ = fleet.train_nodes
-    return values.gather(1, nodes.unsqueeze(2).expand(-1, -1, values.shape[2]))
 
 
 def owner_means(prototypes: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:

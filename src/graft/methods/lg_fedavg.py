@@ -57,7 +57,7 @@ class LGFedAvg(Method):
         return server.state.shared if self.share == "all" else None
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
-        return fleet.cross_entropy(fleet.forward(weights).logits)
+        return fleet.label_loss(weights)
 
 
 def check_heads(server: Server) -> None:

@@ -24,7 +24,5 @@ class Local(Method):
 
     @step
     def train(self, fleet: Fleet) -> Tree:
-        fleet.state.model = fleet.fit(
-            fleet.state.model, lambda weights: fleet.cross_entropy(fleet.forward(weights).logits)
-        )
+        fleet.state.model = fleet.fit(fleet.state.model, lambda weights: fleet.label_loss(weights))
         return Tree()

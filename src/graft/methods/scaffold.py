@@ -78,7 +78,7 @@ class SCAFFOLD(FedAvg):
         trained = dict(leaves(trainable(tree, fleet.model.frozen)))
         for leaf in trained.values():
             leaf.requires_grad_()
-        loss = fleet.cross_entropy(fleet.model(tree, fleet.graph).logits)
+        loss = fleet.label_loss(tree, dropout=False)
         found = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
         decay = fleet.training.weight_decay
         with torch.no_grad():

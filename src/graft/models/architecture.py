@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, Rows
 from graft.randomness import Stream
-from graft.sparse import stacked_product
+from graft.sparse import BlockSparse, stacked_product
 from graft.weights import Tree, Weights
 
 
@@ -45,6 +45,10 @@ class Model:
         with torch.no_grad():
             return training, self(weights, graph)
 
+    def at(self, weights: Weights, rows: Rows, random: Stream | None = None) -> Output:
+        """What it says of some nodes alone; what they do not depend on need not be worked out."""
+        return Output(*map(rows.own, self(weights, rows.whole, random)))
+
     def select(self, chosen: Sequence[int]) -> Model:  # noqa: ARG002
         """The model of some clients of a fleet."""
         return self
@@ -62,6 +66,7 @@ class LayeredModel(Model):
     head: str = "linear"
 
     kind: ClassVar[str] = ""
+    row_by_row: ClassVar[bool] = True  # whether a layer can be asked about some nodes alone
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -86,37 +91,73 @@ class LayeredModel(Model):
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
         return self.end(weights, graph, self.begin(weights, graph), random)
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is made of `begin` and `end`, and not a model with a shape of its own."""
+        return type(self).__call__ is LayeredModel.__call__
+
+    @property
+    def only_begins(self) -> bool:
+        """Whether no layer after the first looks at the graph."""
+        return self.hidden == 1 and self.head == "linear"
+
+    def at(self, weights: Weights, rows: Rows, random: Stream | None = None) -> Output:
+        if not self.plain or not self.row_by_row:
+            return super().at(weights, rows, random)
+        begun = self.begin(weights, rows if self.only_begins else rows.whole)
+        return self.end(weights, rows.whole, begun, random, rows)
+
     def both(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
-        if type(self).__call__ is not LayeredModel.__call__:  # a model with a shape of its own
+        if not self.plain:
             return super().both(weights, graph, random)
         begun = self.begin(weights, graph)
         training = self.end(weights, graph, begun, random)
         with torch.no_grad():
             return training, self.end(weights, graph, begun)
 
-    def begin(self, weights: Weights, graph: FleetGraph) -> Tensor:
+    def begin(self, weights: Weights, graph: FleetGraph | Rows) -> Tensor:
         """What the first layer says: all that comes before the first dropout, the same in training and evaluation."""
         return torch.relu(self.layer(weights["layer0"], graph, graph.features))
 
-    def end(self, weights: Weights, graph: FleetGraph, begun: Tensor, random: Stream | None = None) -> Output:
-        embedding = self.embed(weights, graph, begun, random)
-        inputs = self.drop(embedding, random)
+    def end(
+        self,
+        weights: Weights,
+        graph: FleetGraph,
+        begun: Tensor,
+        random: Stream | None = None,
+        rows: Rows | None = None,
+    ) -> Output:
+        """All that comes after `begin`; with `rows`, the last layer that looks at the graph is asked about them."""
         if self.head == "linear":
-            return Output(embedding, linear(inputs, weights["head"]))
-        return Output(embedding, self.layer(weights["head"], graph, inputs))
+            embedding = self.embed(weights, graph, begun, random, rows)
+            return Output(embedding, linear(self.drop(embedding, random, rows), weights["head"]))
+        embedding = self.embed(weights, graph, begun, random)
+        logits = self.layer(weights["head"], rows or graph, self.drop(embedding, random))
+        return Output(rows.own(embedding) if rows else embedding, logits)
 
-    def embed(self, weights: Weights, graph: FleetGraph, begun: Tensor, random: Stream | None) -> Tensor:
+    def embed(
+        self,
+        weights: Weights,
+        graph: FleetGraph,
+        begun: Tensor,
+        random: Stream | None,
+        rows: Rows | None = None,
+    ) -> Tensor:
         outputs = [begun]
         for index in range(1, self.hidden):
             hidden = self.drop(outputs[-1], random)
-            outputs.append(torch.relu(self.layer(weights[f"layer{index}"], graph, hidden)))
+            seen = rows if rows and index == self.hidden - 1 else graph
+            outputs.append(torch.relu(self.layer(weights[f"layer{index}"], seen, hidden)))
+        if self.depth < 4:
+            return outputs[-1]
         # Deep networks use jumping knowledge (Xu et al., ICML 2018) with the element-wise maximum.
-        return torch.stack(outputs).amax(0) if self.depth >= 4 else outputs[-1]
+        before = [rows.own(output) for output in outputs[:-1]] if rows else outputs[:-1]
+        return torch.stack([*before, outputs[-1]]).amax(0)
 
-    def drop(self, hidden: Tensor, random: Stream | None) -> Tensor:
+    def drop(self, hidden: Tensor, random: Stream | None, rows: Rows | None = None) -> Tensor:
         if random is None or self.dropout == 0:
             return hidden
-        return random.drop(hidden, self.dropout)
+        return random.drop(hidden, self.dropout, rows)
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         raise NotImplementedError
@@ -125,8 +166,8 @@ class LayeredModel(Model):
         """The weights of a convolutional head."""
         return self.start_layer(inputs, self.classes, generator)
 
-    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
-        """One layer without activation; `hidden` may be the fleet's sparse features."""
+    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+        """One layer without activation; `hidden` is of all nodes, and may be the fleet's sparse features."""
         raise NotImplementedError
 
 
@@ -149,15 +190,25 @@ def project(hidden: Any, weight: Tensor) -> Tensor:
     return stacked_product(hidden, weight) if isinstance(hidden, Tensor) else hidden @ weight
 
 
-def spread(graph: FleetGraph, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
+def spread(graph: FleetGraph | Rows, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
     """Some products of a matrix of the graph, by its name, with what `project` gives."""
     known = graph.spread(matrix, steps) if hidden is graph.features else None
     if known is not None:
         return project(known, weight)
+    last: BlockSparse = getattr(graph, matrix)
+    if isinstance(graph, Rows) and steps == 1 and isinstance(hidden, Tensor) and hidden.shape[2] <= weight.shape[2]:
+        return project(last @ hidden, weight)  # the order does not matter, and there are fewer rows to project
     projected = project(hidden, weight)
-    for _ in range(steps):
-        projected = getattr(graph, matrix) @ projected
-    return projected
+    for _ in range(steps - 1):
+        projected = getattr(graph.whole if isinstance(graph, Rows) else graph, matrix) @ projected
+    return last @ projected
+
+
+def project_own(graph: FleetGraph | Rows, hidden: Any, weight: Tensor) -> Tensor:
+    """What `project` gives for the nodes that are asked about."""
+    if not isinstance(graph, Rows):
+        return project(hidden, weight)
+    return project(graph.own(hidden), weight) if isinstance(hidden, Tensor) else graph.own(project(hidden, weight))
 
 
 def linear(hidden: Any, weights: Weights) -> Tensor:

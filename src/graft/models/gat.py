@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, Rows
 from graft.models.architecture import LayeredModel, glorot, project, shifted
 from graft.sparse import attention
 from graft.weights import Tree, Weights
@@ -21,6 +21,7 @@ class GAT(LayeredModel):
     heads: int = 4  # the width is shared out among them; a convolutional head has a single one
 
     kind: ClassVar[str] = "gat"
+    row_by_row: ClassVar[bool] = False  # every edge is weighed with its counterpart, so both must be there
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         return self.start_attention(inputs, outputs, self.heads, generator)
@@ -36,7 +37,8 @@ class GAT(LayeredModel):
             bias=torch.zeros(outputs),
         )
 
-    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+        assert isinstance(graph, FleetGraph)
         projected = project(hidden, weights["weight"])
         clients, nodes, width = projected.shape
         heads = weights["target"].shape[1]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, Rows
 from graft.models.architecture import LayeredModel, glorot, shifted, spread
 from graft.weights import Tree, Weights
 
@@ -22,5 +22,5 @@ class GCN(LayeredModel):
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
 
-    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
         return shifted(spread(graph, "normalised", hidden, weights["weight"]), weights)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, Rows
 from graft.models.architecture import LayeredModel, linear, shifted, spread, start_linear
 from graft.weights import Tree, Weights
 
@@ -33,7 +33,7 @@ class GIN(LayeredModel):
             return Tree(first=first, scale=torch.ones(self.width), shift=torch.zeros(self.width), second=second)
         return Tree(first=first, second=second)
 
-    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
         inner = shifted(spread(graph, "looped", hidden, weights["first"]["weight"]), weights["first"])
         if self.normalise:
             inner = functional.layer_norm(inner, inner.shape[2:])

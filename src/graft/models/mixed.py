@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, Rows
 from graft.models.architecture import Model, Output
 from graft.randomness import Stream
 from graft.weights import MARK, Weights
@@ -56,8 +56,11 @@ class Mixed(Model):
         training, evaluation = zip(*pairs, strict=True)
         return joined(training), joined(evaluation)
 
+    def at(self, weights: Weights, rows: Rows, random: Stream | None = None) -> Output:
+        return joined(self._run([kind.model.at for kind in self.parts], weights, rows, random))
+
     def _run(
-        self, models: Sequence[Callable[..., Any]], weights: Weights, graph: FleetGraph, random: Stream | None
+        self, models: Sequence[Callable[..., Any]], weights: Weights, graph: FleetGraph | Rows, random: Stream | None
     ) -> list[Any]:
         """What every kind says about its part of the graph."""
         draws = [None if random is None else random.of(mine) for mine in self.kinds.values()]

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, linear, start_linear
+from graft.graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, project_own, shifted, start_linear
 from graft.weights import Tree, Weights
 
 
@@ -22,5 +22,5 @@ class MLP(LayeredModel):
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         return start_linear(inputs, outputs, generator)
 
-    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:  # noqa: ARG002
-        return linear(hidden, weights)
+    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+        return shifted(project_own(graph, hidden, weights["weight"]), weights)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph
-from graft.models.architecture import LayeredModel, project, shifted, spread, start_linear
+from graft.graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, project_own, shifted, spread, start_linear
 from graft.weights import Tree, Weights
 
 
@@ -24,6 +24,6 @@ class SAGE(LayeredModel):
         own = start_linear(inputs, outputs, generator)
         return Tree(neighbours=neighbours.weight, own=own.weight, bias=neighbours.bias)
 
-    def layer(self, weights: Weights, graph: FleetGraph, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
         neighbours = spread(graph, "mean", hidden, weights["neighbours"])
-        return shifted(neighbours + project(hidden, weights["own"]), weights)
+        return shifted(neighbours + project_own(graph, hidden, weights["own"]), weights)

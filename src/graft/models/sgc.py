@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, Rows
 from graft.models.architecture import LayeredModel, linear, shifted, spread, start_linear
 from graft.randomness import Stream
 from graft.weights import Tree, Weights
@@ -26,14 +26,25 @@ class SGC(LayeredModel):
             head=start_linear(self.width, self.classes, generator),
         )
 
-    def begin(self, weights: Weights, graph: FleetGraph) -> Tensor:
+    def begin(self, weights: Weights, graph: FleetGraph | Rows) -> Tensor:
         first = weights["layer0"]
         return shifted(spread(graph, "normalised", graph.features, first["weight"], steps=self.hidden), first)
 
-    def embed(self, weights: Weights, graph: FleetGraph, begun: Tensor, random: Stream | None) -> Tensor:  # noqa: ARG002
+    @property
+    def only_begins(self) -> bool:
+        return self.head == "linear"
+
+    def embed(
+        self,
+        weights: Weights,  # noqa: ARG002
+        graph: FleetGraph,  # noqa: ARG002
+        begun: Tensor,
+        random: Stream | None,  # noqa: ARG002
+        rows: Rows | None = None,  # noqa: ARG002
+    ) -> Tensor:
         return begun
 
-    def layer(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Tensor) -> Tensor:
         """The convolutional head: the last step of averaging, then the classifier."""
         return linear(graph.normalised @ hidden, weights)
 
