@@ -10,6 +10,8 @@ from graft.engines.loopback import Loopback
 from graft.exchange import Clients, Request, Traffic
 from graft.graph import FleetGraph
 from graft.method import Method, step
+from graft.methods.fedavg import FedAvg
+from graft.methods.local import Local
 from graft.weights import Tree
 from tests.toy import toy_setup
 
@@ -141,3 +143,41 @@ def test_graphs_are_cut_once_for_the_clients_of_a_round_and_not_at_all_for_every
     for asked in ([0, 2], [0, 2], [1], [0, 2]):
         engine.ask(Request("show", 1, asked))
     assert cuts == [[0, 2], [1], [0, 2]]
+
+
+@pytest.mark.parametrize("models", ["gcn", "gcn,sage"])
+def test_only_clients_that_did_something_are_scored_again(models):
+    method = Local() if "," in models else FedAvg()
+    scored = []
+
+    class Noting(type(method)):
+        @step
+        def score(self, fleet):
+            scored.extend(fleet.clients)
+            return super().score(fleet)
+
+    setup = toy_setup(Noting(), clients=6, models=models, participation=0.5)
+    engine = InProcess(setup)
+    message = (engine.state()[0].model,) if method.one_model else ()
+
+    def score(clients=range(6)):
+        scored.clear()
+        return engine.ask(Request("score", 1, list(clients))).correct, sorted(scored)
+
+    first, asked = score()
+    assert asked == list(range(6))
+    again, asked = score()
+    assert asked == []
+    assert torch.equal(first, again)
+    engine.ask(Request("train", 1, [1, 4, 5], *message))
+    some, asked = score([4, 2])
+    assert asked == [4]
+    every, asked = score()
+    assert asked == [1, 5]
+    assert torch.equal(some, every[[2, 4]])
+    fresh = InProcess(setup)
+    fresh.restore(engine.state())
+    assert torch.equal(every, fresh.ask(Request("score", 1, list(range(6)))).correct)
+    engine.restore(fresh.state())
+    assert score()[1] == list(range(6))
+    assert not torch.equal(every, first)

@@ -235,11 +235,12 @@ Layout = list[tuple[str, torch.Size, torch.dtype]]
 
 
 def on_host(values: Tree, facts: Any) -> tuple[Tree, Any]:
-    """What a round found out, fetched in one go."""
-    if not any(leaf.is_cuda for _, leaf in leaves(values)):
+    """What a round found out, fetched in one go; what a method worked out on the host is there already."""
+    there = Tree({path: leaf for path, leaf in leaves(values) if leaf.is_cuda})
+    if not there:
         return values, facts
-    data, layout = packed(values)
-    return unpacked(data.cpu(), layout), facts
+    data, layout = packed(there)
+    return grow(dict(leaves(values)) | dict(leaves(unpacked(data.cpu(), layout)))), facts
 
 
 def packed(values: Tree) -> tuple[Tensor, Layout]:

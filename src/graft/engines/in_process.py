@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ class InProcess:
         self._on_disk = found.on_disk
         self._parts: dict[int, tuple[list[int], Fleet]] = {}  # of every fleet, those that were asked last
         self._losses: list[tuple[str, list[int], Tensor]] = []
+        self._scores: dict[int, Any] = {}  # of every fleet, what its clients answered when they were scored last
+        self._unscored = set(setup.clients)  # those that have been asked for something else since
         for fleet in self.fleets:
             setup.method.start_client(fleet)
             # Initial weights are one tensor seen by all clients; from here on each client has its own.
@@ -83,6 +85,9 @@ class InProcess:
     def ask(self, request: Request) -> Replies:
         function, takes_fleets = find_step(self._setup.method, request.step)
         asked = set(request.clients)
+        known = request.step == "score" and takes_fleets and self._setup.participation < 1
+        if not known:
+            self._unscored |= asked
         parts: list[tuple[list[int], Any]] = []
         busy: list[Recorder] = []
         if self._playing is not None and self._playing.watching and not takes_fleets:
@@ -91,6 +96,10 @@ class InProcess:
             chosen = [position for position, client in enumerate(fleet.clients) if client in asked]
             if not chosen:
                 continue
+            if known:
+                mine = [fleet.clients[position] for position in chosen]
+                parts.append((mine, self._score(function, request, fleet, chosen)))
+                continue
             for group in [chosen] if takes_fleets else [[position] for position in chosen]:
                 parts.append(self._run(function, request, fleet, group, record=takes_fleets))
             if id(fleet) in self._recorders:
@@ -98,6 +107,18 @@ class InProcess:
         for recorder in busy:
             recorder.join()
         return Replies(parts)
+
+    def _score(self, function: Callable[..., Any], request: Request, fleet: Fleet, chosen: list[int]) -> Any:
+        """Score clients of a fleet; one that did nothing since it was scored last would answer the same."""
+        changed = [position for position in chosen if fleet.clients[position] in self._unscored]
+        if changed:
+            clients, reply = self._run(function, request, fleet, changed, record=False)
+            known = self._scores.get(id(fleet))
+            if known is None:  # zeros stand for those that nobody has asked yet
+                known = map_tree(lambda leaf: leaf.new_zeros(len(fleet.clients), *leaf.shape[1:]), reply)
+            self._scores[id(fleet)] = map_tree(partial(with_rows, changed), known, reply)
+            self._unscored -= set(clients)
+        return map_tree(lambda leaf: leaf[rows(chosen, leaf.device)], self._scores[id(fleet)])
 
     def _run(
         self, function: Callable[..., Any], request: Request, whole: Fleet, chosen: list[int], *, record: bool
@@ -190,6 +211,7 @@ class InProcess:
         for fleet in self.fleets:
             fleet.state = self._kept(stacked([state[client] for client in fleet.clients], fleet.owners))
             fleet.derived.clear()
+        self._unscored = set(self._setup.clients)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -247,6 +269,13 @@ def reuse_large_blocks() -> None:
         if hasattr(libc, "mallopt"):
             libc.mallopt(mmap_max, 0)
             libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def with_rows(chosen: list[int], into: Tensor, leaf: Tensor) -> Tensor:
+    """A copy in which the rows of these clients are others."""
+    changed = into.clone()
+    changed[rows(chosen, into.device)] = leaf
+    return changed
 
 
 def rows(chosen: list[int], device: torch.device) -> slice | Tensor:
