@@ -120,6 +120,7 @@ def run(
     device: Annotated[Names, typer.Option(help="auto, cpu or cuda.")] = None,
     engine: Annotated[Names, typer.Option(help="in_process or loopback.")] = None,
     precision: Annotated[Names, typer.Option(help="Of matrix products on a GPU: float32 or tf32.")] = None,
+    threads: Annotated[Number, typer.Option(help="On a CPU; 0 is one for every core that is free.")] = None,
     memory: Annotated[Names, typer.Option(help="Memory that may be used, as 4GB; a share of what is free.")] = None,
     checkpoint_every: Annotated[Number, typer.Option(help="Rounds between checkpoints.")] = None,
     set_: Annotated[Optional[list[str]], typer.Option("--set", help="A field of the method or plug: mu=0.1.")] = None,  # noqa: UP045

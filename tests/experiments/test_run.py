@@ -36,6 +36,7 @@ RESULT = {
     "seconds": dict,
     "peak_memory_bytes": int,
     "device": str,
+    "threads": int,
 }
 
 

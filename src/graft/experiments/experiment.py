@@ -64,12 +64,22 @@ class Experiment:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: Literal["in_process", "loopback"] = "in_process"
     precision: Literal["float32", "tf32"] = "float32"  # of matrix products on a GPU; tf32 keeps 10 bits of a fraction
+    threads: int = 0  # of PyTorch on a CPU; 0: one for every core that other programs leave alone
     memory: str = ""  # how much may be used, as 4GB; empty: three quarters of what is free on the device
     checkpoint_every: int = 10  # rounds; 0 writes none but the last
 
     def __post_init__(self) -> None:
         at_least = dict(
-            clients=1, width=1, rounds=1, epochs=1, batches=1, evaluate_every=1, patience=0, seed=0, checkpoint_every=0
+            clients=1,
+            width=1,
+            rounds=1,
+            epochs=1,
+            batches=1,
+            evaluate_every=1,
+            patience=0,
+            seed=0,
+            checkpoint_every=0,
+            threads=0,
         )
         for name, least in at_least.items():
             if getattr(self, name) < least:

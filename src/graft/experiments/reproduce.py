@@ -35,7 +35,7 @@ from graft.experiments.studies.study import Study
 from graft.methods import METHODS
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
-NOT_COMPARED = ("device", "checkpoint_every")  # fields that say how a cell is computed, not what
+NOT_COMPARED = ("device", "threads", "checkpoint_every")  # fields that say how a cell is computed, not what
 DATA_FIELDS = ("dataset", "clients", "partition", "split", "features", "seed", *PERTURBATION)  # what data depend on
 
 Report = Callable[[dict[str, Any]], None]  # told of every cell that is done: its key, accuracy or error, and seconds

@@ -26,6 +26,7 @@ from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.engines.memory import parse_memory
 from graft.engines.setup import Setup
+from graft.engines.threads import choose, look, threads
 from graft.errors import InputError, RunError
 from graft.evaluation import KINDS, Best, Losses, accuracy, gathered
 from graft.exchange import Engine, Request, Server, Traffic
@@ -229,7 +230,7 @@ def _play(
     checkpoint: Checkpoint | None,
     overwrite: bool = False,
 ) -> Result:
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), look()
     if given.method is None:
         method = make_method(experiment.method, experiment.settings, experiment.plug)
     else:
@@ -247,7 +248,9 @@ def _play(
         directory.create(overwrite)
         write_experiment(experiment, directory.experiment)
         cards.save(shared.card, shared.membership, directory.path / "partition.json")
-    with lane(setup.device), products_in(experiment.precision):
+    on_cpu = setup.device.type == "cpu"
+    count = choose(experiment.threads, before if on_cpu else None)
+    with lane(setup.device), products_in(experiment.precision), threads(count):
         engine = ENGINES[experiment.engine](setup)
         try:
             game = Game(experiment, setup, shared, engine, directory, progress)
@@ -467,6 +470,7 @@ class Game:
             "seconds": {"total": total, "per_round": self.spent / len(self.records), "setup": setup_seconds},
             "peak_memory_bytes": peak_memory(self.setup.device),
             "device": self.setup.device.type,
+            "threads": torch.get_num_threads(),
         }
 
     def save(self, number: int, server: Server) -> None:

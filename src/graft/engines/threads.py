@@ -1,0 +1,83 @@
+"""How many threads a run on a CPU has: as many as there are cores that nobody else uses.
+
+PyTorch takes one for every core. They wait for each other by spinning; where other programs want the cores too, they
+mostly wait for one that is not running, and a run with two threads was seen to take many times as long as with one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+LEAST = 0.1  # seconds between two looks at what the cores do: the kernel counts in hundredths
+USUAL = torch.get_num_threads()  # what PyTorch has where nobody said anything
+SAID = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Look(NamedTuple):
+    """What has been done up to a moment, in seconds."""
+
+    now: float
+    everyone: float  # of work, by all programs on the cores that are open to this one
+    own: float  # of work, by this program
+
+
+def look() -> Look | None:
+    """None on a system that does not say."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    except (OSError, AttributeError):
+        return None
+    cores = [line.split()[1:] for line in lines if line.split(" ", 1)[0] in mine]
+    if not cores:
+        return None
+    # User, nice and system, then two kinds of idleness, then interrupts and what other machines on this one took.
+    ticks = sum(int(core[place]) for core in cores for place in (0, 1, 2, 5, 6, 7))
+    return Look(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
+
+
+def free_cores(before: Look, after: Look, cores: int) -> int:
+    """How many cores others have left alone between two looks, and at least one."""
+    others = (after.everyone - before.everyone) - (after.own - before.own)
+    return max(1, min(cores, round(cores - others / max(after.now - before.now, 1e-9))))
+
+
+def cores_here() -> int:
+    """How many cores this program may use: in a container, of those that it was given."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or no quota ("max")
+        return cores
+
+
+def choose(wanted: int, before: Look | None, environment: Mapping[str, str] = os.environ) -> int:
+    """The number of threads: the one that was asked for, here or of PyTorch, or else one for every free core."""
+    now = torch.get_num_threads()
+    if wanted:
+        return wanted
+    if now != USUAL or before is None or any(environment.get(name) for name in SAID):
+        return now
+    time.sleep(max(0.0, LEAST - (time.monotonic() - before.now)))
+    after = look()
+    return now if after is None else min(now, free_cores(before, after, cores_here()))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Do something with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
