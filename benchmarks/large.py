@@ -7,14 +7,17 @@ clients and a GCN of width 64. Every client gets a generated graph of its own, s
 On a GPU a few rounds are profiled. Bytes are counted call by call in a round that is not replayed. A sparse product
 reads for each entry its column, its value if it has one, and a row of the dense matrix, and where each row begins, and
 writes its result: that is what it moves, though caches serve a part of it. At least it must read the dense matrix once
-instead. Dropout reads and writes every number; Adam reads weights, gradients and two moments and writes all but the
-gradients. The time of a family of kernels is that in which at least one of them runs.
+instead. Attention reads for each entry its column, a number of its other end and, on the way back, a row of that, and
+writes a number. Dropout reads and writes every number; Adam reads weights, gradients and two moments and writes all but
+the gradients. All other operations read their arguments and write their results, once each: dense products, and the
+rest. The time of a family of kernels is that in which at least one of them runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -32,6 +35,7 @@ from fleet import OneFleet, resident
 from methods import GraftFedGKC
 from roofline import copy_bandwidth
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from graft import kernels
 from graft.data.graphs import Graph
@@ -53,7 +57,14 @@ SIZES = {
     "arxiv": Size(169_343, 1_166_243, 128, 40, 10),
     "products": Size(2_400_000, 62_000_000, 100, 47, 20),
 }
-FAMILIES = {"product": r"^product_\d|csrmm", "dropout": r"^dropped", "adam": r"^adam"}  # by the names of kernels
+FAMILIES = {  # by the names of kernels; the rest is one more
+    "product": r"^product_\d|cusparse",
+    "attention": r"^shares|^sums",
+    "dropout": r"^dropped",
+    "adam": r"^adam",
+    "dense": r"gemm|gemv|cutlass|splitK",
+}
+DENSE = ("mm", "bmm", "addmm", "baddbmm")  # operations that are dense products
 
 
 def build_graphs(size: Size, scale: float = 1.0) -> list[Graph]:
@@ -119,6 +130,7 @@ def counted() -> Iterator[dict[str, dict[str, float]]]:
             moved[family][name] += value
 
     times, drop, adam = BlockSparse.times, kernels.drop, kernels.adam
+    shares, shares_back, sums = kernels.shares, kernels.shares_back, kernels.sums
 
     def counting_times(self: BlockSparse, dense: Tensor) -> Tensor:
         if self.entries and not (self.blocks > 1 and dense.stride(0) == 0):  # which comes back here as one block
@@ -136,12 +148,68 @@ def counted() -> Iterator[dict[str, dict[str, float]]]:
         add("adam", 28 * weights.numel(), 28 * weights.numel())
         adam(rate, decay, steps, weights, *rest)
 
+    def counting_shares(starts: Tensor, columns: Tensor, *rest: Any) -> Tensor:
+        size = 12 * columns.numel() + 8 * starts.numel()
+        add("attention", size, size)
+        return shares(starts, columns, *rest)
+
+    def counting_back(starts: Tensor, columns: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        dense = 2 * 4 * rest[-2].numel()
+        size, wide = 16 * columns.numel() + 12 * starts.numel(), 4 * rest[-2].shape[1]
+        add("attention", size + wide * columns.numel() + dense / 2, size + dense)
+        return shares_back(starts, columns, *rest)
+
+    def counting_sums(starts: Tensor, values: Tensor, order: Tensor) -> Tensor:
+        size = 12 * order.numel() + 8 * starts.numel()
+        add("attention", size, size)
+        return sums(starts, values, order)
+
+    class Operations(TorchDispatchMode):
+        """Sees all operations but the kernels of our own."""
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            name = function.overloadpacket.__name__
+            size = moved_by(name, args, result)
+            if size:
+                add("dense" if name in DENSE else "rest", size, size)
+            return result
+
     with (
+        Operations(),
+        patch.object(kernels, "shares", counting_shares),
+        patch.object(kernels, "shares_back", counting_back),
+        patch.object(kernels, "sums", counting_sums),
         patch.object(BlockSparse, "times", counting_times),
         patch.object(kernels, "drop", counting_drop),
         patch.object(kernels, "adam", counting_adam),
     ):
         yield moved
+
+
+def moved_by(name: str, args: Any, result: Any) -> int:
+    """Bytes of the arguments and results of an operation; none of one that gives a view, or memory to fill."""
+    given = {id(one): one for one in flat_tensors(args)}.values()
+    made = flat_tensors(result)
+    places = {one.untyped_storage().data_ptr() for one in given}
+    changes = name.endswith("_")
+    if name.startswith(("empty", "new_empty", "_local_scalar")) or name.startswith(("sparse", "_sparse")):
+        return 0  # sparse products are counted where they are asked for
+    if not changes and any(one.untyped_storage().data_ptr() in places for one in made):
+        return 0
+    return sum(map(stored, given)) + sum(map(stored, made))
+
+
+def flat_tensors(values: Any) -> list[Tensor]:
+    found = values if isinstance(values, list | tuple) else [values]
+    tensors = [one for part in found for one in (part if isinstance(part, list | tuple) else [part])]
+    return [one for one in tensors if isinstance(one, Tensor) and one.layout == torch.strided]
+
+
+def stored(tensor: Tensor) -> int:
+    """Bytes that a tensor is: an axis along which it repeats itself costs nothing."""
+    own = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 1)
+    return math.prod(own) * tensor.element_size() if tensor.numel() else 0
 
 
 def profiled(side: Any, moved: dict[str, dict[str, float]], copy: float, rounds: int = 3) -> dict[str, Any]:
@@ -167,8 +235,8 @@ def profiled(side: Any, moved: dict[str, dict[str, float]], copy: float, rounds:
         for name in sorted(spans, key=lasting.__getitem__, reverse=True)
     ]
     families = []
-    for family, pattern in FAMILIES.items():
-        own = [span for name, found in spans.items() if re.search(pattern, name) for span in found]
+    for family in [*FAMILIES, "rest"]:
+        own = [span for name, found in spans.items() if family_of(name) == family for span in found]
         if not own or family not in moved:
             continue
         seconds = covered(own) / 1e6 / rounds
@@ -176,7 +244,13 @@ def profiled(side: Any, moved: dict[str, dict[str, float]], copy: float, rounds:
         row = {"family": family, "calls": len(own) / rounds, "ms": 1000 * seconds, "share": covered(own) / busy}
         row |= {"gb_s": rate, "of_copy": rate / copy, "least_gb_s": least, "least_of_copy": least / copy}
         families.append(row)
-    return {"busy_ms": busy / 1000 / rounds, "kernels": kernel_rows[:25], "families": families}
+    everything = sum(one["bytes"] for one in moved.values()) / (busy / 1e6 / rounds) / 1e9
+    about = {"gb_s": everything, "of_copy": everything / copy}
+    return {"busy_ms": busy / 1000 / rounds, "all": about, "kernels": kernel_rows[:25], "families": families}
+
+
+def family_of(kernel: str) -> str:
+    return next((family for family, pattern in FAMILIES.items() if re.search(pattern, kernel)), "rest")
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -197,7 +271,8 @@ def show(row: dict[str, Any]) -> str:
     ]
     if "kernels" in row:
         lines.append(
-            f"  a kernel runs for {row['busy_ms']:.2f} ms of a round; a copy moves {row['copy_gb_s']:.0f} GB/s"
+            f"  a kernel runs for {row['busy_ms']:.2f} ms of a round; {row['all']['gb_s']:.0f} GB/s are moved, "
+            f"{100 * row['all']['of_copy']:.1f} % of a copy's {row['copy_gb_s']:.0f}"
         )
         lines += [
             f"  {one['family']:10}{one['calls']:7.0f} calls{one['ms']:9.3f} ms, {100 * one['share']:5.1f} % of the "
@@ -206,10 +281,17 @@ def show(row: dict[str, Any]) -> str:
             for one in row["families"]
         ]
         lines += [
-            f"  {one['kernel'][:76]:76}{one['calls']:7.0f}{one['ms']:9.3f} ms{100 * one['share']:7.1f} %"
+            f"  {short(one['kernel']):76}{one['calls']:7.0f}{one['ms']:9.3f} ms{100 * one['share']:7.1f} %"
             for one in row["kernels"][:12]
         ]
     return "\n".join(lines)
+
+
+def short(kernel: str) -> str:
+    """A name without what all kernels of PyTorch have in common."""
+    for common in ("void ", "at::native::", "at_cuda_detail::", "(anonymous namespace)::", "gpu_kernel_impl_nocast"):
+        kernel = kernel.replace(common, "")
+    return kernel[:74]
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ import torch_geometric
 from graft.data import datasets, federation
 
 FLAT = 1.1  # the most that a client among 1,000 may cost, as a multiple of one among 100
-HEADER = f"{'work':46}{'loop ms':>10}{'Graft ms':>10}{'ratio':>8}   {'asked':24}{'found':42}holds"
+HEADER = f"{'work':46}{'loop ms':>10}{'Graft ms':>10}{'ratio':>8}   {'asked':24}{'found':62}holds"
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Row:
             for value, form, wide in ((self.loop_ms, ".1f", 10), (self.graft_ms, ".2f", 10), (self.ratio, ".1f", 8))
         )
         said = "-" if self.holds is None else "yes" if self.holds else "NO"
-        return f"{self.work:46}{numbers}   {self.asked:24}{self.found:42}{said}"
+        return f"{self.work:46}{numbers}   {self.asked:24}{self.found:62}{said}"
 
 
 @dataclass
@@ -103,18 +103,12 @@ class Bench:
         memory = f"{found['peak_bytes'] / 1e9:.2f} GB"
         if self.device.type == "cpu":
             return [Row(work, "<= 8 GB", memory, found["peak_bytes"] <= 8e9, None, found["ms"], None, found)]
-        product = next((one for one in found["families"] if one["family"] == "product"), None)
-        if product is None:
-            return [
-                Row(work, ">= 25 % of bandwidth", f"{memory}; no kernel seen", False, None, found["ms"], None, found)
-            ]
-        # Products with the graph must be fast, and nothing else may take longer than they do.
-        longest = max(found["kernels"], key=lambda one: one["ms"])
-        first = longest["ms"] <= product["ms"]
-        said = f"{100 * product['of_copy']:.0f} % of {found['copy_gb_s']:.0f} GB/s, {memory}"
-        said += "" if first else f"; longer: {longest['kernel'][:20]}"
-        holds = product["of_copy"] >= 0.25 and first
-        return [Row(work, ">= 25 % of bandwidth", said, holds, None, found["ms"], None, found)]
+        # Every family of kernels that takes a tenth of the time or more must be fast, not just the fastest of them.
+        longest = [one for one in found["families"] if one["share"] >= 0.1]
+        said = f"{100 * found['all']['of_copy']:.0f} % of {found['copy_gb_s']:.0f} GB/s: "
+        said += ", ".join(f"{one['family']} {100 * one['of_copy']:.0f} %" for one in longest)
+        holds = bool(longest) and all(one["of_copy"] >= 0.25 for one in longest)
+        return [Row(work, ">= 25 % of bandwidth", f"{said}; {memory}", holds, None, found["ms"], None, found)]
 
     def products(self, work: str) -> list[Row]:
         found = self.large("products")

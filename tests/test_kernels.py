@@ -1,15 +1,19 @@
 """Kernels of our own give what PyTorch's operations give; runs where there is a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from graft import kernels
+from graft.data.synthetic import generate
 from graft.graph import Rows, lay_out
+from graft.methods.fedavg import FedAvg
 from graft.randomness import Stream, streams
-from graft.sparse import BlockSparse
+from graft.sparse import BlockSparse, attention
 from graft.training import OPTIMIZERS, Training
 from graft.weights import Owners, leaves, map_tree
-from tests.toy import toy_graphs
+from tests.toy import gap, play, toy_graphs, toy_setup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,6 +76,53 @@ def test_dropout_is_that_of_the_cpu_and_so_is_its_gradient(rate, width):
     assert rate < 0.2 or (results[1][0] == 0).any()
     again = Stream(streams(THERE, 1, [0, 1, 5]).keys).drop(values.to(THERE), rate).cpu()
     assert rate < 0.2 or width == 1 or not torch.equal(again, results[1][0])
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_and_its_gradients_are_those_of_the_cpu(width, masked):
+    graphs = [generate(nodes=200, degree=degree, classes=3, features=4, seed=1) for degree in (4, 40)]
+    generator = torch.Generator().manual_seed(width)
+    numbers = [torch.randn(4, 200, generator=generator) * 3 for _ in range(2)]
+    values, wanted = (torch.randn(4, 200, width, generator=generator) for _ in range(2))
+    results = []
+    for device in (HERE, THERE):
+        graph = lay_out(graphs, device)
+        if masked:
+            graph = graph.perturbed(streams(device, 3, [0, 1]), edges=0.5, features=0.1)
+        pattern = graph.with_loops(2)
+        given = [one.to(device).requires_grad_() for one in (*numbers, values)]
+        out = attention(pattern, *given, slope=0.2)
+        gradients = torch.autograd.grad((out * wanted.to(device)).sum(), given)
+        results.append([one.detach().cpu() for one in (out, *gradients)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_without_kernels_is_the_same(monkeypatch):
+    pattern = lay_out([generate(nodes=200, degree=40, classes=3, features=4, seed=1)], THERE).with_loops(1)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (1, 200), (1, 200), (1, 200, 8)
+    given = [torch.randn(shape, generator=generator).to(THERE).requires_grad_() for shape in shapes]
+
+    def results():
+        out = attention(pattern, *given, slope=0.2)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
+
+    wanted = results()
+    monkeypatch.setattr(kernels, "attends", lambda _: False)
+    torch.testing.assert_close(results(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "sage", "gin", "sgc"])
+def test_clients_padded_for_sums_in_parts_learn_what_they_learn_on_the_cpu(name, monkeypatch):
+    for where in ("graft.sparse.MANY", "graft.models.gat.MANY"):
+        monkeypatch.setattr(where, 8)
+    monkeypatch.setattr("graft.sparse.PART", 4)
+    setup = toy_setup(FedAvg(), models=name, dropout=0.5, sizes=(13, 11, 9))
+    setups = [replace(setup, device=device) for device in (HERE, THERE)]
+    here, there = (play(setup, rounds=2) for setup in setups)
+    assert [one.engine.fleets[0].graph.nodes for one in (here, there)] == [13, 16]
+    assert gap(here.server.state, map_tree(lambda leaf: leaf.cpu(), there.server.state)) < 1e-3
 
 
 def test_dropout_of_some_rows_is_that_of_the_cpu():

@@ -19,6 +19,7 @@ from graft.losses import log_softmax
 from graft.models.architecture import LayeredModel
 from graft.models.mixed import Mixed
 from graft.randomness import Slots, Stream, numbers, seed_for, streams
+from graft.sparse import rounded
 from graft.training import Part, Training, fit, full_batch
 from graft.weights import Owners, Tree, Weights, spread
 
@@ -65,7 +66,8 @@ class Labels:
             return nodes[chosen], classes[chosen], shares[chosen]
         train = self.masks[:, 0]
         counts = train.sum(1, keepdim=True)
-        nodes = train.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(1, int(counts.max()))]
+        most = rounded(max(1, int(counts.max())), train.device)
+        nodes = train.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
         real = torch.arange(nodes.shape[1], device=nodes.device) < counts
         nodes = torch.where(real, nodes, nodes[:, :1])
         return nodes, self.classes.gather(1, nodes), real / counts.clamp(min=1)
@@ -397,7 +399,9 @@ def laid_out(graphs: Sequence[Graph], device: torch.device, groups: np.ndarray |
         for kind, mask in enumerate((data.train, data.validation, data.test)):
             if mask is not None:
                 masks[client, kind, : data.nodes] = torch.from_numpy(mask)
-    owners = torch.zeros(shape, dtype=torch.int64) if groups is None else torch.from_numpy(groups).unsqueeze(0)
+    owners = torch.zeros(shape, dtype=torch.int64)
+    if groups is not None:
+        owners[0, : len(groups)] = torch.from_numpy(groups)
     group_count = 1 if groups is None else int(groups.max()) + 1
     return graph, Labels(classes.to(device), masks.to(device), owners.to(device), group_count)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.randomness import Stream
-from graft.sparse import BlockSparse, side_by_side, stacked_product
+from graft.sparse import BlockSparse, rounded, side_by_side, stacked_product
 
 
 class MaskedFeatures:
@@ -285,7 +285,7 @@ class Rows:
 
 def lay_out(graphs: Sequence[Graph], device: torch.device) -> FleetGraph:
     """Put the graphs of some clients side by side on a device."""
-    nodes = max(graph.nodes for graph in graphs)
+    nodes = rounded(max(graph.nodes for graph in graphs), device)
     sizes = torch.tensor([graph.nodes for graph in graphs], device=device)
     rows = np.concatenate([graph.edges[0] + client * nodes for client, graph in enumerate(graphs)])
     columns = np.concatenate([graph.edges[1] + client * nodes for client, graph in enumerate(graphs)])

@@ -213,14 +213,20 @@ def side_by_side(chosen: list[int]) -> bool:
 def stacked_product(dense: Tensor, weight: Tensor) -> Tensor:
     """The product of every client's own matrices, neither of them sparse."""
     _, inputs, outputs = weight.shape
-    if weight.is_cuda and dense.shape[1] >= 4 * NODES:
+    if weight.is_cuda and dense.shape[1] >= MANY:
         return _Long.apply(dense, weight)  # type: ignore[no-any-return, no-untyped-call]
     if weight.is_cuda or outputs >= 16 or inputs < 16:
         return dense @ weight
     return _Turned.apply(dense, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
-NODES = 1024  # that one product sums over, where a GPU is to work on several at a time
+PART = 256  # nodes that one product sums over, where a GPU is to work on several at a time
+MANY = 4096  # nodes of a client, from which on that is worth it
+
+
+def rounded(nodes: int, device: torch.device) -> int:
+    """So many nodes, or a few more so that they can be taken in parts without copying them."""
+    return -(-nodes // PART) * PART if device.type == "cuda" and nodes >= MANY else nodes
 
 
 class _Long(torch.autograd.Function):
@@ -240,9 +246,10 @@ class _Long(torch.autograd.Function):
 
 def summed_in_parts(left: Tensor, right: Tensor) -> Tensor:
     """left^T right, [clients, a, b] from [clients, nodes, a] and [clients, nodes, b], some nodes at a time."""
-    whole = left.shape[1] // NODES * NODES
-    first, second = (one[:, :whole].reshape(len(one), -1, NODES, one.shape[2]) for one in (left, right))
-    return (first.mT @ second).sum(1) + left[:, whole:].mT @ right[:, whole:]
+    whole = left.shape[1] // PART * PART
+    first, second = (one[:, :whole].reshape(-1, PART, one.shape[2]) for one in (left, right))
+    summed = (first.mT @ second).view(len(left), -1, left.shape[2], right.shape[2]).sum(1)
+    return summed if whole == left.shape[1] else summed + left[:, whole:].mT @ right[:, whole:]
 
 
 class _Turned(torch.autograd.Function):
@@ -293,6 +300,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float) -> Tensor:
+        ctx.pattern, ctx.slope = pattern, slope
+        if kernels.attends(values) and pattern._short:
+            target, source = target.contiguous(), source.contiguous()
+            share = kernels.shares(pattern.starts, pattern.columns, pattern.values, target, source, slope)
+            ctx.save_for_backward(target, source, share, values)
+            return pattern.with_values(share).times(values)
         rows, columns = pattern.row_of, pattern.columns
         # On a CPU `index_select` was measured four times as fast as an index in brackets.
         raw = target.flatten().index_select(0, rows) + source.flatten().index_select(0, columns)
@@ -302,15 +315,16 @@ class _Attention(torch.autograd.Function):
         most = torch.segment_reduce(score, "max", offsets=pattern.starts, unsafe=True)  # it trusts the offsets
         share = (score - most.index_select(0, rows)).exp_()
         share /= pattern.row_sums(share).index_select(0, rows)
-        ctx.pattern, ctx.slope = pattern, slope
         ctx.save_for_backward(raw, share, values)
         return pattern.with_values(share).times(values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, Tensor, None]:
         pattern: BlockSparse = ctx.pattern
-        raw, share, values = ctx.saved_tensors
         gradient = gradient.contiguous()
+        if len(ctx.saved_tensors) == 4:
+            return attention_back(pattern, ctx.saved_tensors, gradient, ctx.slope)
+        raw, share, values = ctx.saved_tensors
         rows, columns = pattern.row_of, pattern.columns
         # The pattern is symmetric, so the transpose is the same pattern with its entries in another order.
         to_values = pattern.with_values(share.index_select(0, pattern.crossing)).times(gradient)
@@ -328,3 +342,19 @@ class _Attention(torch.autograd.Function):
         to_target = pattern.row_sums(to_raw).view(shape)
         to_source = pattern.row_sums(to_raw.index_select(0, pattern.crossing)).view(shape)
         return None, to_target, to_source, to_values, None
+
+
+def attention_back(
+    pattern: BlockSparse, saved: tuple[Tensor, ...], gradient: Tensor, slope: float
+) -> tuple[None, Tensor, Tensor, Tensor, None]:
+    """The gradients of attention, by kernels of our own."""
+    target, source, share, values = saved
+    starts, columns, order = pattern.starts, pattern.columns, pattern.crossing
+    flat, width = gradient.flatten(0, 1), gradient.shape[2]
+    rows = values.reshape(-1, width)
+    to_raw, to_target = kernels.shares_back(starts, columns, target, source, share, flat, rows, slope)
+    # The pattern is symmetric, so the transpose is the same pattern with its entries in another order.
+    to_values = kernels.product(starts, columns, share, flat, order)
+    assert to_values is not None
+    to_source = kernels.sums(starts, to_raw, order).view_as(source)
+    return None, to_target, to_source, to_values.view_as(gradient), None

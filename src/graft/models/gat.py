@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graft.graph import FleetGraph, Rows
 from graft.models.architecture import LayeredModel, glorot, project, shifted
-from graft.sparse import attention
+from graft.sparse import MANY, attention
 from graft.weights import Tree, Weights
 
 
@@ -45,7 +45,10 @@ class GAT(LayeredModel):
         # Heads are laid out like further clients: [clients * heads, nodes, width of a head].
         values = projected.view(clients, nodes, heads, -1).transpose(1, 2).flatten(0, 1)
         vectors = torch.stack([weights["target"], weights["source"]], dim=2).flatten(0, 1)
-        target, source = (vectors @ values.mT).unbind(1)
+        if values.is_cuda and nodes >= MANY:  # for which the product below was seen to take very long
+            target, source = ((values * vectors[:, place, None]).sum(2) for place in range(2))
+        else:
+            target, source = (vectors @ values.mT).unbind(1)
         mixed = attention(graph.with_loops(heads), target, source, values, slope=0.2)
         merged = mixed.view(clients, heads, nodes, -1).transpose(1, 2).reshape(clients, nodes, width)
         return shifted(merged, weights)
