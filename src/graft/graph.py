@@ -196,6 +196,14 @@ class FleetGraph:
         return {}
 
     @property
+    def made_for_a_step(self) -> list[Tensor]:
+        """What a view does not share with the graph that it is a view of."""
+        if self.whole is None:
+            return []
+        masks = [self.features.columns] if isinstance(self.features, MaskedFeatures) else []
+        return [*masks, *([] if self.neighbours.values is None else [self.neighbours.values])]
+
+    @property
     def width(self) -> int:
         """The number of features of a node."""
         return int(self.features.shape[2] if isinstance(self.features, Tensor) else self.features.width)

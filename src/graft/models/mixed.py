@@ -7,8 +7,9 @@ layers themselves run kind by kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from graft.graph import FleetGraph, Rows
 from graft.models.architecture import Model, Output
 from graft.randomness import Stream
-from graft.weights import MARK, Weights
+from graft.weights import MARK, Weights, leaves
 
 
 class Kind(NamedTuple):
@@ -64,10 +65,11 @@ class Mixed(Model):
     ) -> list[Any]:
         """What every kind says about its part of the graph."""
         draws = [None if random is None else random.of(mine) for mine in self.kinds.values()]
-        outputs = [
-            model(weights[name], graph.part(mine), draw)
-            for model, (name, mine), draw in zip(models, self.kinds.items(), draws, strict=True)
-        ]
+        outputs = []
+        with Branches(weights, graph, random) as branches:
+            for model, (name, mine), draw in zip(models, self.kinds.items(), draws, strict=True):
+                with branches.next():
+                    outputs.append(model(weights[name], graph.part(mine), draw))
         if random is not None:  # some kinds draw more often than others, and each client goes on after its own draws
             spent = zip(self.parts, draws, strict=True)
             random.advance([draw.draws - random.draws for kind, draw in spent if draw for _ in range(kind.clients)])
@@ -77,6 +79,52 @@ class Mixed(Model):
         counts = [sum(client in owners for client in chosen) for owners in self.kinds.values()]
         parts = [kind._replace(clients=count) for kind, count in zip(self.parts, counts, strict=True) if count]
         return Mixed(tuple(parts))
+
+
+class Branches:
+    """Where a GPU records them, kinds run side by side, each on a stream of its own; elsewhere one after the other,
+    since what takes time there is to launch them.
+
+    Streams wait for each other where they part and where they meet, and PyTorch sees to the same on the way back. What
+    was made for this step before they part must not be overwritten while a branch may still read it, on the way back
+    too: so it is noted down for every branch.
+    """
+
+    def __init__(self, weights: Weights, graph: FleetGraph | Rows, random: Stream | None) -> None:
+        self._read = [leaf for _, leaf in leaves(weights)]
+        self._fast = self._read[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if random is not None:
+            self._read.append(random.keys)
+        if isinstance(graph, FleetGraph):
+            self._read += graph.made_for_a_step
+        self._used: list[torch.cuda.Stream] = []
+        self._first = True
+
+    def __enter__(self) -> Branches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self._used:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def next(self) -> AbstractContextManager[Any]:
+        """Where to run one more kind; the first stays where it is."""
+        if not self._fast or self._first:
+            self._first = False
+            return nullcontext()
+        here = torch.cuda.current_stream()
+        stream = branch_stream(here, len(self._used))
+        stream.wait_stream(here)
+        for tensor in self._read:
+            tensor.record_stream(stream)
+        self._used.append(stream)
+        return torch.cuda.stream(stream)
+
+
+@cache
+def branch_stream(trunk: torch.cuda.Stream, place: int) -> torch.cuda.Stream:  # noqa: ARG001
+    """Branches of different trunks must not share a stream: what one trunk still reads, the other would overwrite."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def mixed(models: Sequence[Model], names: dict[Model, str]) -> Mixed:
