@@ -1,9 +1,10 @@
 """What a round must at least move and do, from its shapes, against what it takes: FedAvg and FedGKC on Cora.
 
 Every pass reads weights, features (in sparse form) and graph once; activations are written once forwards and read once
-backwards; gradients are written once; Adam reads and writes weights and both moments and reads gradients. The bound is
-the larger of bytes over the bandwidth of a copy and operations over the rate of a product of matrices, both measured
-here. What twenty clients keep may fit into a cache, so the copy is timed at that size too, and the faster one counts.
+backwards, those of the last layer only for the nodes that the loss asks about; gradients are written once; Adam reads
+and writes weights and both moments and reads gradients. The bound is the larger of bytes over the bandwidth of a copy
+and operations over the rate of a product of matrices, both measured here. What twenty clients keep may fit into a
+cache, so the copy is timed at that size too, and the faster one counts.
 """
 
 from __future__ import annotations
@@ -67,13 +68,18 @@ class Client:
         self.weights = parameters_of(build_model(architecture, graph.features, graph.classes))
         # A column and a value an entry; where rows begin is little beside it.
         self.data = 8.0 * (self.stored + self.entries)
-        self.outputs = 4.0 * self.nodes * (self.made.layers * WIDTH + self.classes)
+        self.asked = float(graph.train.mean()) if graph.train is not None else 0.0  # the share of training nodes
 
-    def forward(self) -> Cost:
-        made, head = self.made, 2 * self.nodes * WIDTH * self.classes
-        narrow, spread = made.narrow * self.nodes * WIDTH, made.spreads * self.entries
+    def outputs(self, asked: float) -> float:
+        """Bytes of what all layers say, the last one of a share of the nodes."""
+        return 4.0 * self.nodes * ((self.made.layers - 1) * WIDTH + asked * (WIDTH + self.classes))
+
+    def forward(self, asked: float = 1.0) -> Cost:
+        """The last layer is asked about a share of the nodes; that is where all narrow maps are counted."""
+        made, head = self.made, 2 * asked * self.nodes * WIDTH * self.classes
+        narrow, spread = asked * made.narrow * self.nodes * WIDTH, (made.spreads - 1 + asked) * self.entries
         done = 2 * WIDTH * (made.wide * self.stored + narrow + spread) + head
-        return Cost(4 * self.weights + self.data + self.outputs, done)
+        return Cost(4 * self.weights + self.data + self.outputs(asked), done)
 
     def second_look(self) -> Cost:
         """Forwards from what the first layer said, which is the same with dropout and without."""
@@ -82,15 +88,15 @@ class Client:
         whole = self.forward()
         return Cost(whole.bytes - first, whole.operations - done)
 
-    def backward(self) -> Cost:
-        made, head = self.made, 4 * self.nodes * WIDTH * self.classes
-        narrow, spread = 2 * made.narrow * self.nodes * WIDTH, made.spreads * self.entries
+    def backward(self, asked: float = 1.0) -> Cost:
+        made, head = self.made, 4 * asked * self.nodes * WIDTH * self.classes
+        narrow, spread = 2 * asked * made.narrow * self.nodes * WIDTH, (made.spreads - 1 + asked) * self.entries
         done = 2 * WIDTH * (made.wide * self.stored + narrow + spread) + head
-        return Cost(8 * self.weights + self.data + self.outputs, done)
+        return Cost(8 * self.weights + self.data + self.outputs(asked), done)
 
-    def epoch(self) -> Cost:
+    def epoch(self, asked: float = 1.0) -> Cost:
         adam = Cost(28 * self.weights, ADAM_OPERATIONS * self.weights)
-        return self.forward().plus(self.backward(), adam)
+        return self.forward(asked).plus(self.backward(asked), adam)
 
     def average(self) -> Cost:
         """The weights go to the server and come back."""
@@ -105,7 +111,7 @@ class Client:
 def fedavg(graphs: list[Graph]) -> tuple[Cost, float]:
     """What a round costs, and how much is kept in memory for it."""
     clients = [Client(graph, "gcn") for graph in graphs]
-    rounds = [one.epoch().times(EPOCHS).plus(one.forward().times(2), one.average()) for one in clients]
+    rounds = [one.epoch(one.asked).times(EPOCHS).plus(one.forward().times(2), one.average()) for one in clients]
     return Cost().plus(*rounds), sum(one.kept for one in clients)
 
 
