@@ -259,10 +259,12 @@ class Rows:
     @cached_property
     def chosen(self) -> BlockSparse:
         """One entry for every one of these nodes, which picks it out of all."""
-        every = torch.arange(self.whole.clients * self.whole.nodes + 1, dtype=torch.int32, device=self.nodes.device)
-        return BlockSparse(every, every[:-1], None, self.whole.clients, (self.whole.nodes,) * 2).at(
-            self.nodes, self.real
-        )
+        if self._source is not None:
+            return self._cut("chosen")
+        clients, nodes = self.whole.clients, self.whole.nodes
+        every = torch.arange(clients * nodes + 1, dtype=torch.int32, device=self.nodes.device)
+        identity = BlockSparse(every, every[:-1], None, clients, (nodes, nodes))
+        return identity.at(self.nodes, self.real)
 
     def _cut(self, matrix: str) -> BlockSparse:
         if self._source is None:
@@ -272,7 +274,10 @@ class Rows:
 
     def own(self, values: Tensor) -> Tensor:
         """Of values of all nodes, those of these; zero where a client is padded."""
-        return self.chosen @ values
+        if values.dtype == torch.float32:
+            return self.chosen @ values
+        picked = values.gather(1, self.nodes.unsqueeze(2).expand(-1, -1, values.shape[2]))
+        return picked * self.real.unsqueeze(2)
 
     def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
         """Of the features that were spread, those of these nodes."""

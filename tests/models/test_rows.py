@@ -77,6 +77,15 @@ def test_rows_of_a_matrix_by_hand():
     assert some.transpose.dense().tolist() == some.dense().mT.tolist()
 
 
+def test_numbers_of_any_kind_can_be_picked():
+    graph = lay_out(toy_graphs(), CPU)
+    values = torch.randn(3, graph.nodes, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = Rows(graph, NODES, REAL)
+    assert torch.equal(rows.own(values), picked(values))
+    assert torch.equal(rows.own(values.float()), picked(values.float()))
+    assert torch.equal(rows.own(values.bfloat16()), picked(values.bfloat16()))
+
+
 def fleet_of(graphs, model="gcn", **options):
     made = build_model(model, graphs[0].features, CLASSES, width=8, **options)
     return build_fleet(list(range(len(graphs))), graphs, made, Training(), 0, CPU, lambda _: made)
