@@ -33,7 +33,11 @@ def bars(panels: Sequence[tuple[str, Bars]]) -> str:
             parts.append(whisker(x + 9, height(value - spread), height(value + spread), INK))
             foot = f"{x + 13} {TOP + HEIGHT + 10}"
             parts.append(f'<text transform="translate({foot}) rotate(-60)" text-anchor="end">{escape(label)}</text>')
-    return picture(parts, len(panels), wide, "Test accuracy of each variant, in percent")
+    longest = max(len(label) for _, values in panels for label in values)
+    below = max(
+        SPACE_BELOW, 24 + math.ceil(6.2 * longest)
+    )  # labels stand at an angle: 7 units a letter, nine tenths high
+    return picture(parts, len(panels), wide, "Test accuracy of each variant, in percent", below)
 
 
 def lines(panels: Sequence[tuple[str, Curves]], axis_label: str) -> str:
@@ -51,9 +55,10 @@ def lines(panels: Sequence[tuple[str, Curves]], axis_label: str) -> str:
         middle = left + wide / 2
         parts.append(f'<text x="{middle}" y="{TOP + HEIGHT + 34}" text-anchor="middle">{escape(axis_label)}</text>')
         for name, points in curves.items():
-            colour = COLOURS[names.index(name) % len(COLOURS)]
+            place = names.index(name)
+            colour = COLOURS[place % len(COLOURS)]
             path = " ".join(f"{across[x]:.1f},{height(value):.1f}" for x, value, _ in points)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash(place)}/>')
             for x, value, spread in points:
                 parts.append(whisker(across[x], height(value - spread), height(value + spread), colour))
                 parts.append(
