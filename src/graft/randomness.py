@@ -89,6 +89,10 @@ class Stream:
             self.keys = self.keys + numbers(tuple(draws), self.keys.device)
             self._masks = {}
 
+    def let_go(self) -> None:
+        """Nobody will draw any more: masks that were made ahead are not needed."""
+        self._masks = {}
+
     def _forget(self) -> None:
         """Let go of what was drawn before now."""
         self._masks = {draw: mask for draw, mask in self._masks.items() if draw[0] > self.draws}
@@ -117,13 +121,12 @@ class Stream:
         if values.is_cuda and values.dtype == torch.float32:
             self.draws += 1
             return _Dropped.apply(values, self.keys, self.draws, rate, rows)  # type: ignore[no-any-return, no-untyped-call]
-        return values * self._mask(rate, values.shape[1], values.shape[2], values.dtype, rows)
+        return values * self._mask(values, rate, rows)
 
-    def _mask(self, rate: float, rows: int, width: int, kind: torch.dtype, some: Rows | None = None) -> Tensor:
-        """What `keep` says, as numbers to multiply with."""
+    def _mask(self, values: Tensor, rate: float, some: Rows | None) -> Tensor:
+        """What `keep` says, as numbers to multiply these values with."""
         whole, owners = self._part_of or (self, range(len(self.keys)))
-        if some is not None:
-            rows = some.whole.nodes
+        rows, width, kind = values.shape[1] if some is None else some.whole.nodes, values.shape[2], values.dtype
         if self.keys.is_cuda or len(whole.keys) * rows * width > SMALL:
             draws, least = self._draws(rate, rows, width, None if some is None else some.nodes)
             return numbers_of(draws, least, rate, kind)
@@ -133,6 +136,8 @@ class Stream:
         if (self.draws, *asked) not in whole._masks:
             whole._make_masks(self.draws, *asked)
         mask = whole._masks[self.draws, *asked][owners.start : owners.stop]
+        if whole is self:  # nobody else will come for it
+            del self._masks[self.draws, *asked]
         return mask if some is None else some.chosen.times(mask)
 
     def _make_masks(self, first: int, rate: float, rows: int, width: int, kind: torch.dtype) -> None:
@@ -191,7 +196,7 @@ def dropped(values: Tensor, keys: Tensor, draws: int, rate: float, rows: Rows | 
         return found
     stream = Stream(keys)
     stream.draws = draws - 1
-    return values * stream._mask(rate, values.shape[1], values.shape[2], values.dtype, rows)
+    return values * stream._mask(values, rate, rows)
 
 
 class Slots:

@@ -169,7 +169,7 @@ def test_a_smaller_budget_means_a_smaller_peak():
     parts = replace(setup, memory=data + state + work // 4)
     assert len(InProcess(parts).fleets) == 4
     whole_peak, parts_peak = (peak_of(lambda one=one: play(one, rounds=2)) for one in (setup, parts))
-    assert parts_peak < 0.8 * whole_peak
+    assert parts_peak < 0.7 * whole_peak
     assert parts_peak < parts.memory
 
 
@@ -277,3 +277,10 @@ def test_a_second_model_looks_at_the_same_graph():
     assert len(mixed.fleets) == 1
     assert fleet_graphs() - before == 2 + 1 + 2
     assert graph_bytes(mixed) < 1.75 * graph_bytes(two)
+
+
+@pytest.mark.parametrize("models", ["gcn", "gcn,sage"])
+def test_no_mask_outlives_its_step(models):
+    for epochs in (1, 2, 5):  # of which some leave masks that were made ahead
+        played = play(toy_setup(FedGKC(), models=models, dropout=0.5, epochs=epochs), rounds=1)
+        assert not any(fleet.random._masks for fleet in played.engine.fleets)

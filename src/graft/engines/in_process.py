@@ -142,6 +142,7 @@ class InProcess:
             else:
                 with recorder.beside(fleet, message):
                     reply = function(fleet, *given(message, fleet))
+            fleet.random.let_go()
             check_reply(reply, len(fleet.clients), f"step '{step}'")
             if self._playing is not None and self._playing.watching and fleet.looked_at_round:
                 self._playing.possible = False

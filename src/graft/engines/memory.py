@@ -99,7 +99,7 @@ def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: 
     features = 8 * nodes * graph.features if isinstance(graph.x, np.ndarray) else 32 * graph.x.nnz
     asked = 0.0 if graph.train is None else float(graph.train.mean())  # the rows of training nodes are held apart
     # Of an entry its column, its row, its value and its place.
-    data = features + int(40 * entries * (1 + asked)) + 64 * nodes
+    data = features + int(40 * entries * (1 + asked)) + 24 * nodes
     moments = 2 if training.optimizer == "adam" and training.optimizer_state == "persistent" else 0
     state = 4 * 2 * parameters * (1 + moments)
     width, layers = (model.width, model.hidden) if isinstance(model, LayeredModel) else (64, 2)
