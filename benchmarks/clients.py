@@ -8,14 +8,13 @@ alternate, so that a busy machine disturbs all of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from fleet import alternate
+from fleet import alternate, begun, options_of
 
 from graft.data.graphs import Graph
 from graft.data.splits import split
@@ -80,17 +79,13 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, Path("benchmarks/out/clients.json"))
     parser.add_argument("--methods", default=",".join(CASES))
     parser.add_argument("--clients", default="100,300,1000")
     parser.add_argument("--nodes", type=int, default=100, help="of a client")
     parser.add_argument("--participation", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/clients.json"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = begun(parser)
     counts = [int(count) for count in options.clients.split(",")]
     graphs = build_graphs(max(counts), options.nodes)
     rows = []

@@ -192,17 +192,29 @@ def peak_memory(*arguments: Any) -> int:
     return peak  # type: ignore[no-any-return]
 
 
+def options_of(doc: str | None, out: Path | None) -> argparse.ArgumentParser:
+    """The options that all measurements have; each adds its own."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=out)
+    return parser
+
+
+def begun(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was asked for, with so many threads from here on."""
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    return options
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, Path("benchmarks/out/fleet.json"))
     parser.add_argument("--datasets", default="cora,photo")
     parser.add_argument("--clients", default="5,10,20,100")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cached", action="store_true", help="let the stock layers cache the normalised graph")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/fleet.json"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = begun(parser)
     rows = []
     print(
         f"{'dataset':10}{'clients':>8}{'loop ms':>10}{'fleet ms':>10}{'ratio':>8}{'loop MB':>9}{'fleet MB':>9}"

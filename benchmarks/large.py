@@ -15,11 +15,9 @@ rest. The time of a family of kernels is that in which at least one of them runs
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
-import os
 import re
 import statistics
 import time
@@ -31,7 +29,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from fleet import OneFleet, resident
+from fleet import OneFleet, begun, options_of, resident
 from methods import GraftFedGKC
 from roofline import copy_bandwidth
 from torch import Tensor
@@ -41,6 +39,7 @@ from graft import kernels
 from graft.data.graphs import Graph
 from graft.data.splits import split
 from graft.data.synthetic import generate
+from graft.engines.threads import cores
 from graft.methods.fedgkc import FedGKC
 from graft.sparse import BlockSparse
 
@@ -74,7 +73,7 @@ def build_graphs(size: Size, scale: float = 1.0) -> list[Graph]:
     classes = max(2, min(size.classes, int(nodes / (2 * degree))))  # few in a small graph, or it would be too dense
     wanted = [(nodes + (seed < left), degree, classes, size.features, seed) for seed in range(size.clients)]
     # Forked, so that nothing is imported again; what is made there never touches a GPU.
-    with multiprocessing.get_context("fork").Pool(min(len(os.sched_getaffinity(0)), size.clients)) as workers:
+    with multiprocessing.get_context("fork").Pool(min(cores(), size.clients)) as workers:
         graphs = workers.starmap(one_graph, wanted, chunksize=1)
     return split(graphs, "20/40/40", seed=0)
 
@@ -189,13 +188,12 @@ def counted() -> Iterator[dict[str, dict[str, float]]]:
 
 def moved_by(name: str, args: Any, result: Any) -> int:
     """Bytes of the arguments and results of an operation; none of one that gives a view, or memory to fill."""
+    if name.startswith(("empty", "new_empty", "_local_scalar", "sparse", "_sparse")):
+        return 0  # sparse products are counted where they are asked for
     given = {id(one): one for one in flat_tensors(args)}.values()
     made = flat_tensors(result)
     places = {one.untyped_storage().data_ptr() for one in given}
-    changes = name.endswith("_")
-    if name.startswith(("empty", "new_empty", "_local_scalar")) or name.startswith(("sparse", "_sparse")):
-        return 0  # sparse products are counted where they are asked for
-    if not changes and any(one.untyped_storage().data_ptr() in places for one in made):
+    if not name.endswith("_") and any(one.untyped_storage().data_ptr() in places for one in made):
         return 0
     return sum(map(stored, given)) + sum(map(stored, made))
 
@@ -295,16 +293,12 @@ def short(kernel: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, Path("benchmarks/out/large.json"))
     cuda = torch.cuda.is_available()
     parser.add_argument("--sizes", default="arxiv,products" if cuda else "arxiv")
     parser.add_argument("--scale", type=float, default=1.0, help="a part of the size, to try it out")
     parser.add_argument("--rounds", type=int, default=10 if cuda else 5)
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/large.json"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = begun(parser)
     rows = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in options.sizes.split(","):

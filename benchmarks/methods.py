@@ -8,7 +8,6 @@ machine disturbs both.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from itertools import pairwise
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fleet import EPOCHS, Loop, alternate
+from fleet import EPOCHS, Loop, alternate, begun, options_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SGConv
@@ -349,16 +348,12 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, Path("benchmarks/out/methods.json"))
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--dataset", default="cora")
     parser.add_argument("--clients", default="20")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/methods.json"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = begun(parser)
     device = torch.device(options.device)
     rows: list[dict[str, Any]] = []
     print(f"{'method':26}{'clients':>8}{'loop ms':>10}{'graft ms':>10}{'ratio':>8}   accuracy: loop, graft")

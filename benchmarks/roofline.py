@@ -9,7 +9,6 @@ cache, so the copy is timed at that size too, and the faster one counts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fleet import EPOCHS, OneFleet
+from fleet import EPOCHS, OneFleet, begun, options_of
 from methods import ORDER, GraftFedGKC
 
 from graft.data import datasets, federation
@@ -197,14 +196,10 @@ HEADER = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, Path("benchmarks/out/roofline.json"))
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/roofline.json"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = begun(parser)
     rows = measure(torch.device(options.device), options.clients, options.rounds)
     print(HEADER, *map(show, rows), sep="\n")
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -6,13 +6,12 @@ Rounds of all sizes alternate, so that a busy machine disturbs all of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
 
 import torch
-from fleet import OneFleet, alternate
+from fleet import OneFleet, alternate, begun, options_of
 from large import Size, build_graphs
 
 FIXED = {"nodes": 80_000, "degree": 20, "clients": 20, "width": 64}
@@ -31,13 +30,9 @@ def build(nodes: int, degree: int, clients: int, width: int, device: torch.devic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__, Path("benchmarks/out/scaling.json"))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/scaling.json"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = begun(parser)
     rows = []
     print(f"{'what grows':12}{'sizes':>34}{'ms a round':>42}{'slope':>8}")
     for name, sizes in VARIED.items():

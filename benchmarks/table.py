@@ -7,10 +7,8 @@ that fails says why and does not end the rest.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -30,6 +28,7 @@ import torch
 import torch_geometric
 
 from graft.data import datasets, federation
+from graft.engines.threads import cores
 
 FLAT = 1.1  # the most that a client among 1,000 may cost, as a multiple of one among 100
 HEADER = f"{'work':46}{'loop ms':>10}{'Graft ms':>10}{'ratio':>8}   {'asked':24}{'found':62}holds"
@@ -194,7 +193,7 @@ def about(bench: Bench) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if cuda else processor,
         "processor": processor,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "threads": bench.threads,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -208,16 +207,12 @@ def about(bench: Bench) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = fleet.options_of(__doc__, None)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--products", action="store_true", help="the largest graph on a CPU too")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--scale", type=float, default=1.0, help="of the two large graphs, to try it out")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = fleet.begun(parser)
     cuda = options.device == "cuda"
     few, often = (3 if options.quick else 5), 8 if cuda else 1
     turns = few if cuda or options.quick else 15

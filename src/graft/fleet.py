@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph, cut
 from graft.data.partitions import partition
-from graft.graph import FleetGraph, Rows, lay_out
+from graft.graph import FleetGraph, Rows, lay_out, pick
 from graft.losses import log_softmax
 from graft.models.architecture import LayeredModel
 from graft.models.mixed import Mixed
@@ -263,10 +263,7 @@ class Fleet:
 
     def at_hand(self, values: Tensor) -> Tensor:
         """Of values of all nodes, [clients, nodes, ...], those of the nodes that a loss is asked about right now."""
-        if self._batch is None:
-            return values
-        nodes = self._batch.nodes
-        return values.gather(1, nodes.view(*nodes.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:]))
+        return values if self._batch is None else pick(values, self._batch.nodes)
 
     def architecture(self, name: str) -> Model:
         """Another architecture, for the data and with the width and dropout of this experiment."""
@@ -296,9 +293,9 @@ class Fleet:
         return -(chances * shares).sum(1)
 
     def at_train_nodes(self, values: Tensor) -> Tensor:
-        """Of values of all nodes, [clients, nodes, width], those of the training nodes."""
+        """Of values of all nodes, [clients, nodes, ...], those of the training nodes."""
         nodes, _, _ = self.train_nodes
-        return values.gather(1, nodes.unsqueeze(2).expand(-1, -1, values.shape[2]))
+        return pick(values, nodes)
 
     def correct(self, weights: Weights) -> Tensor:
         """Nodes that a model classifies correctly: [clients, groups, 3] for training, validation and test nodes."""

@@ -224,6 +224,11 @@ class FleetGraph:
         return picked
 
 
+def pick(values: Tensor, places: Tensor) -> Tensor:
+    """Of values [clients, nodes, ...] those at some places of each client, [clients, some, ...]."""
+    return values.gather(1, places.view(*places.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:]))
+
+
 class Rows:
     """Some nodes of every client, as a layer sees them that is asked about no others: matrices with these rows alone.
 
@@ -276,8 +281,7 @@ class Rows:
         """Of values of all nodes, those of these; zero where a client is padded."""
         if values.dtype == torch.float32:
             return self.chosen @ values
-        picked = values.gather(1, self.nodes.unsqueeze(2).expand(-1, -1, values.shape[2]))
-        return picked * self.real.unsqueeze(2)
+        return pick(values, self.nodes) * self.real.unsqueeze(2)
 
     def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
         """Of the features that were spread, those of these nodes."""

@@ -237,11 +237,8 @@ def product(
     if run is None:
         return None
     out = dense.new_empty(rows, width)
-    run(
-        warps(rows),
-        (BLOCK, 1, 1),
-        [starts, columns, or_null(values, dense), or_null(order, starts), dense, out, rows, width // per],
-    )
+    arguments = [starts, columns, or_null(values, dense), or_null(order, starts), dense, out, rows, width // per]
+    run(warps(rows), (BLOCK, 1, 1), arguments)
     return out
 
 

@@ -36,11 +36,11 @@ def look() -> Look | None:
         mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     except (OSError, AttributeError):
         return None
-    cores = [line.split()[1:] for line in lines if line.split(" ", 1)[0] in mine]
-    if not cores:
+    counted = [line.split()[1:] for line in lines if line.split(" ", 1)[0] in mine]
+    if not counted:
         return None
     # User, nice and system, then two kinds of idleness, then interrupts and what other machines on this one took.
-    ticks = sum(int(core[place]) for core in cores for place in (0, 1, 2, 5, 6, 7))
+    ticks = sum(int(core[place]) for core in counted for place in (0, 1, 2, 5, 6, 7))
     return Look(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
 
 
@@ -50,14 +50,18 @@ def free_cores(before: Look, after: Look, cores: int) -> int:
     return max(1, min(cores, round(cores - others / max(after.now - before.now, 1e-9))))
 
 
+def cores() -> int:
+    """How many cores are open to this program."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores_here() -> int:
-    """How many cores this program may use: in a container, of those that it was given."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many of them it may keep busy: in a container, as many as it was given."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+        return max(1, min(cores(), math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or no quota ("max")
-        return cores
+        return cores()
 
 
 def choose(wanted: int, before: Look | None, environment: Mapping[str, str] = os.environ) -> int:

@@ -34,9 +34,7 @@ def bars(panels: Sequence[tuple[str, Bars]]) -> str:
             foot = f"{x + 13} {TOP + HEIGHT + 10}"
             parts.append(f'<text transform="translate({foot}) rotate(-60)" text-anchor="end">{escape(label)}</text>')
     longest = max(len(label) for _, values in panels for label in values)
-    below = max(
-        SPACE_BELOW, 24 + math.ceil(6.2 * longest)
-    )  # labels stand at an angle: 7 units a letter, nine tenths high
+    below = max(SPACE_BELOW, 24 + math.ceil(6.2 * longest))  # they stand at an angle: about 6 units up for a letter
     return picture(parts, len(panels), wide, "Test accuracy of each variant, in percent", below)
 
 

@@ -26,6 +26,7 @@ from graft.data import datasets
 from graft.data.federation import Federation
 from graft.data.graphs import Graph
 from graft.data.perturbations import FIELDS as PERTURBATION
+from graft.engines.threads import cores
 from graft.errors import GraftError, InputError
 from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
 from graft.experiments.records import write_text
@@ -254,11 +255,6 @@ def alone(out: Path) -> Iterator[None]:
 
 def default_jobs(device: str) -> int:
     return GPU_JOBS if device == "cuda" else cores()
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_out(cells: Sequence[Cell], jobs: int) -> list[list[dict[str, Any]]]:

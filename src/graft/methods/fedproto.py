@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, pick
 from graft.method import Method, step
 from graft.sparse import BlockSparse
 from graft.weights import Tree, Weights, map_tree, spread
@@ -132,7 +132,7 @@ def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class
     _, labels, shares = fleet.train_nodes
     prototypes: Tensor = known["prototypes"]
     present: Tensor = known["present"]
-    wanted = prototypes.gather(1, labels.unsqueeze(2).expand(-1, -1, prototypes.shape[2]))
+    wanted = pick(prototypes, labels)
     errors = (embedding - wanted).square().mean(2)
     pulled = (shares > 0) & present.gather(1, labels)
     if per_class:

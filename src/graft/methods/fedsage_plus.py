@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.graph import FleetGraph
+from graft.graph import FleetGraph, pick
 from graft.method import step
 from graft.methods.fedavg import FedAvg
 from graft.models.architecture import LayeredModel, Model, glorot, linear, project, shifted, start_linear
@@ -129,7 +129,7 @@ class FedSagePlus(FedAvg):
         lesson, random = self.lesson(fleet), fleet.random
         generator = fleet.state.generator
         # A count that begins below zero everywhere would never generate anything.
-        expected = at_training_nodes(fleet, lesson.missing).unsqueeze(1)
+        expected = mean_at_train_nodes(fleet, lesson.missing).unsqueeze(1)
         start = Tree({**generator, "count": Tree(weight=generator.count.weight, bias=expected)})
         fleet.state.generator = fleet.fit(
             start,
@@ -271,7 +271,7 @@ class FedSagePlus(FedAvg):
         """Numbers and features of the hidden neighbours, and labels on the graph mended with those generated."""
         errors = functional.smooth_l1_loss(imagined.counts, lesson.missing, reduction="none")
         return (
-            self.count_weight * at_training_nodes(fleet, errors)
+            self.count_weight * mean_at_train_nodes(fleet, errors)
             + self.feature_weight * self.feature_loss(fleet, lesson, imagined)
             + self.class_weight * self.class_loss(fleet, lesson, weights, imagined)
         )
@@ -435,10 +435,10 @@ def nearest(made: Tensor, x: Tensor, candidates: Tensor, known: Tensor) -> Tenso
         return x[candidates.gather(1, best)[:, 0]]
 
 
-def at_training_nodes(fleet: Fleet, values: Tensor) -> Tensor:
+def mean_at_train_nodes(fleet: Fleet, values: Tensor) -> Tensor:
     """The mean over training nodes; zero without any."""
-    nodes, _, shares = fleet.train_nodes
-    return (values.gather(1, nodes) * shares).sum(1)
+    _, _, shares = fleet.train_nodes
+    return (fleet.at_train_nodes(values) * shares).sum(1)
 
 
 def told_apart(parts: Sequence[Tensor]) -> Tensor:
@@ -472,7 +472,7 @@ class MendedFeatures:
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         parts = [self.given @ weight, self.made @ weight, weight.new_zeros(len(weight), 1, weight.shape[2])]
-        return torch.cat(parts, dim=1).gather(1, self.order.unsqueeze(2).expand(-1, -1, weight.shape[2]))
+        return pick(torch.cat(parts, dim=1), self.order)
 
 
 def assembled(graph: FleetGraph, parts: Sequence[tuple[Tensor, Tensor]]) -> FleetGraph:
