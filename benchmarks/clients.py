@@ -19,17 +19,17 @@ from fleet import alternate, begun, options_of
 from graft.data.graphs import Graph
 from graft.data.splits import split
 from graft.data.synthetic import generate
-from graft.engines.capture import lane
+from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
-from graft.engines.setup import Setup
-from graft.evaluation import accuracy, gathered
-from graft.exchange import Request, Server, Traffic
 from graft.experiments.run import participants
-from graft.method import Method
+from graft.federation.evaluation import accuracy, gather_losses
+from graft.federation.exchange import Request, Server, Traffic
+from graft.federation.method import Method
+from graft.federation.peers import play_round
+from graft.federation.setup import Setup
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.models import assign_models
-from graft.peers import play_round
 
 CASES: dict[str, tuple[Method, str]] = {"fedavg": (FedAvg(), "gcn"), "fedgkc": (FedGKC(), "architectures")}
 
@@ -48,12 +48,12 @@ class Federation:
         self.totals, self.nodes = counted.totals, counted.nodes
 
     def round(self) -> float | None:
-        with lane(self.setup.device):
+        with capture_stream(self.setup.device):
             self.server.round += 1
             number, everyone = self.server.round, self.engine.members()
             members = participants(everyone, self.setup.participation, 0, number)
             play_round(self.setup.method, self.server, self.engine, members, Traffic())
-            gathered(self.engine.losses(), self.setup.device)[1].cpu()
+            gather_losses(self.engine.losses(), self.setup.device)[1].cpu()
             self.server.take_records()
             scores = self.engine.ask(Request("score", number, everyone))
             return accuracy(scores.correct, self.totals, self.nodes).mean("test")

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from graft.experiments.figures import COLOURS, GAP, GREY, HEIGHT, INK, LEFT, TOP, legend, picture
+from graft.experiments.reports.figures import COLOURS, GAP, GREY, HEIGHT, INK, LEFT, TOP, legend, picture
 
 WIDE, COLUMNS = 230, 3
 ROW = TOP + HEIGHT + 40  # from one row of panels to the next

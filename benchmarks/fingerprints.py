@@ -23,12 +23,12 @@ from graft.data.federation import Federation
 from graft.data.graphs import adjacency
 from graft.data.synthetic import generate
 from graft.engines.in_process import InProcess
-from graft.exchange import Server, Traffic
 from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.run import build_federation, build_setup
-from graft.fingerprints import EXACT_UP_TO, Paths, _table, fingerprint
-from graft.methods.dfed_sst import DFedSST
-from graft.peers import play_round
+from graft.federation.exchange import Server, Traffic
+from graft.federation.peers import play_round
+from graft.methods.dfed_sst.fingerprints import EXACT_UP_TO, Paths, _table, fingerprint
+from graft.methods.dfed_sst.method import DFedSST
 
 SIZES = ((2_000, 6_000), (17_000, 60_000), (170_000, 600_000), (170_000, 1_160_000))  # nodes and edges
 

@@ -24,14 +24,14 @@ from torch_geometric.nn import GCNConv
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
-from graft.engines.capture import lane
+from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
-from graft.engines.setup import Setup
-from graft.evaluation import accuracy
-from graft.exchange import Clients, Request, Server, Traffic
+from graft.federation.evaluation import accuracy
+from graft.federation.exchange import Clients, Request, Server, Traffic
+from graft.federation.setup import Setup
 from graft.methods.fedavg import FedAvg
 from graft.models import build_model
-from graft.weights import Tree
+from graft.tensors.trees import Tree
 
 EPOCHS = 3
 
@@ -113,7 +113,7 @@ class OneFleet:
     def round(self) -> tuple[float, float]:
         self.number += 1
         self.server.round = self.number
-        with lane(self.setup.device):
+        with capture_stream(self.setup.device):
             found, _ = self.engine.play(self.server, "round", self.play)
         scores = [accuracy(found[name], self.totals, self.nodes).mean("test") for name in ("own", "common")]
         return scores[0] or 0.0, scores[1] or 0.0

@@ -35,13 +35,13 @@ from roofline import copy_bandwidth
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graft import kernels
 from graft.data.graphs import Graph
 from graft.data.splits import split
 from graft.data.synthetic import generate
 from graft.engines.threads import cores
 from graft.methods.fedgkc import FedGKC
-from graft.sparse import BlockSparse
+from graft.tensors import kernels
+from graft.tensors.sparse import BlockSparse
 
 
 class Size(NamedTuple):
@@ -128,8 +128,8 @@ def counted() -> Iterator[dict[str, dict[str, float]]]:
         for name, value in (("calls", 1), ("bytes", size), ("least_bytes", least)):
             moved[family][name] += value
 
-    times, drop, adam = BlockSparse.times, kernels.drop, kernels.adam
-    shares, shares_back, sums = kernels.shares, kernels.shares_back, kernels.sums
+    times, drop, adam = BlockSparse.times, kernels.dropout, kernels.adam
+    shares, shares_back, sums = kernels.attention_weights, kernels.attention_weights_backward, kernels.sums
 
     def counting_times(self: BlockSparse, dense: Tensor) -> Tensor:
         if self.entries and not (self.blocks > 1 and dense.stride(0) == 0):  # which comes back here as one block

@@ -23,17 +23,17 @@ from torch_geometric.utils import dropout_edge
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
-from graft.engines.capture import lane
+from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
-from graft.engines.setup import Setup
-from graft.evaluation import accuracy
-from graft.exchange import Clients, Request, Server, Traffic
+from graft.federation.evaluation import accuracy
+from graft.federation.exchange import Clients, Request, Server, Traffic
+from graft.federation.plug import Uploads
+from graft.federation.setup import Setup
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import VIEWS, FedGKC, FedGKCPaper
-from graft.methods.fedtad import FedTADPaper
+from graft.methods.fedtad.method import FedTADPaper
 from graft.models import assign_models, build_model
-from graft.plug import Uploads
-from graft.weights import Tree, Weights, stack, take
+from graft.tensors.trees import Tree, Weights, select_clients, stack
 
 ORDER = ("gcn", "gat", "sage", "gin", "sgc")
 
@@ -184,7 +184,7 @@ class GraftFedGKC:
     def round(self) -> float:
         self.number += 1
         self.server.round = self.number
-        with lane(self.setup.device):
+        with capture_stream(self.setup.device):
             found, _ = self.engine.play(self.server, "round", self.play)
         return accuracy(found.correct, self.totals, self.nodes).mean("test") or 0.0
 
@@ -232,7 +232,7 @@ class GraftServerPhase(Federated):
     def round(self) -> float:
         self.server.round += 1
         self.server.state.model = self.average
-        with lane(self.server.device):
+        with capture_stream(self.server.device):
             self.method.after_round(self.server, self.clients, Uploads(self.everyone, self.teachers))
             return self.score(self.server.state.model)
 
@@ -245,7 +245,7 @@ class LoopServerPhase(Federated):
         torch.manual_seed(0)
         self.method, self.device = method, device
         self.features, self.classes = graphs[0].features, graphs[0].classes
-        self.nets = [self.net(take(self.teachers, client)) for client in self.everyone]
+        self.nets = [self.net(select_clients(self.teachers, client)) for client in self.everyone]
         self.student = self.net(self.average)
         self.embedding = nn.Embedding(self.classes, self.classes).to(device)
         widths = (self.classes + method.noise_width, 64, 128, 256)

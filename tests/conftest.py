@@ -11,4 +11,4 @@ torch.set_num_threads(1)
 @pytest.fixture
 def asked_about_all(monkeypatch):
     """Models work out what they say of all nodes, even where just some are asked about, which rounds otherwise."""
-    monkeypatch.setattr(LayeredModel, "row_by_row", False)
+    monkeypatch.setattr(LayeredModel, "supports_rows", False)

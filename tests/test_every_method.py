@@ -13,7 +13,7 @@ from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.experiments.experiment import make_method
 from graft.methods import METHODS
-from graft.weights import check_message, leaves
+from graft.tensors.trees import check_message, flatten
 from tests.toy import gap, play, same, toy_setup, unbroken_and_resumed
 
 every_method = pytest.mark.parametrize("name", sorted(METHODS))
@@ -47,7 +47,7 @@ def test_two_rounds_change_every_clients_model(name):
     after = play(setup, rounds=2).engine.state()
     for client in after:
         changed = [
-            path for path, leaf in leaves(before[client]) if not torch.equal(leaf, dict(leaves(after[client]))[path])
+            path for path, leaf in flatten(before[client]) if not torch.equal(leaf, dict(flatten(after[client]))[path])
         ]
         assert changed
 
@@ -106,12 +106,12 @@ def test_clients_that_are_not_asked_keep_their_state(name):
     setup = setup_of(name, clients=4, participation=0.25)
     engine = InProcess(setup)
     before = engine.state()
-    before = {client: {path: leaf.clone() for path, leaf in leaves(tree)} for client, tree in before.items()}
+    before = {client: {path: leaf.clone() for path, leaf in flatten(tree)} for client, tree in before.items()}
     played = play(setup, rounds=1, engine=engine)
     touched = [
         client
         for client, tree in played.engine.state().items()
-        if any(path in before[client] and not torch.equal(leaf, before[client][path]) for path, leaf in leaves(tree))
+        if any(path in before[client] and not torch.equal(leaf, before[client][path]) for path, leaf in flatten(tree))
     ]
     assert len(touched) == 1
 
@@ -134,7 +134,7 @@ def test_messages_are_trees_of_tensors_and_numbers_without_raw_data(name):
         }
         for secret, values in raw.items():
             if secret not in SECRETS_DECLARED.get(name, set()):
-                for _, leaf in leaves(reply):
+                for _, leaf in flatten(reply):
                     assert leaf.shape != values.shape or not torch.equal(leaf.to(values), values)
 
 
@@ -143,7 +143,7 @@ def test_no_field_of_state_appears_after_the_first_round(name):
     setup = setup_of(name)
     one, three = play(setup, rounds=1), play(setup, rounds=3)
     for few, many in ((one.server.state, three.server.state), (one.client(0), three.client(0))):
-        assert [path for path, _ in leaves(few)] == [path for path, _ in leaves(many)]
+        assert [path for path, _ in flatten(few)] == [path for path, _ in flatten(many)]
 
 
 @every_method
@@ -168,7 +168,7 @@ def test_a_client_without_edges_does_not_break_the_round(name):
         pytest.skip("all graphs are pooled into one")
     graphs = [toy_graph(9), toy_graph(8, edgeless=True)]
     played = play(setup_of(name, graphs=graphs), rounds=2)
-    assert all(leaf.isfinite().all() for client in (0, 1) for _, leaf in leaves(played.client(client)))
+    assert all(leaf.isfinite().all() for client in (0, 1) for _, leaf in flatten(played.client(client)))
 
 
 def test_methods_look_only_at_top_level_files():

@@ -12,15 +12,15 @@ import torch
 from graft.data import cards
 from graft.data.federation import Federation
 from graft.data.graphs import clean, cut
-from graft.engines.capture import lane
+from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
-from graft.engines.setup import Setup
-from graft.exchange import Server, Traffic
 from graft.experiments.run import participants
+from graft.federation.exchange import Server, Traffic
+from graft.federation.peers import PeerMethod, play_round
+from graft.federation.setup import Setup
 from graft.models import assign_models
-from graft.peers import PeerMethod, play_round
-from graft.training import Training
-from graft.weights import Tree, leaves, map_tree, stack, unmarked
+from graft.tensors.trees import Tree, flatten, map_tree, stack, strip_architectures
+from graft.training.loop import Training
 
 SIZES = (12, 9, 7)
 CLASSES = 3
@@ -140,7 +140,7 @@ class Played:
 
     def client(self, number):
         """All that one client keeps."""
-        return unmarked(self.engine.state()[number])
+        return strip_architectures(self.engine.state()[number])
 
 
 def play(setup, rounds=2, engine=None, first=1, state=None, whole=True):
@@ -170,12 +170,12 @@ def play(setup, rounds=2, engine=None, first=1, state=None, whole=True):
         tensors = {name: value for name, value in records.items() if isinstance(value, torch.Tensor)}
         return Tree(tensors), (sent, records)
 
-    with lane(setup.device):
+    with capture_stream(setup.device):
         for number in range(first, first + rounds):
             server.round = number
             kind = "round" if whole and not isinstance(setup.method, PeerMethod) else None
             found, (sent, records) = engine.play(server, kind, one_round)
-            server.records |= records | dict(leaves(found))
+            server.records |= records | dict(flatten(found))
             traffic.add(sent)
     return Played(server, engine, traffic)
 
@@ -192,7 +192,7 @@ def random_weights(model, clients=1, seed=0):
     """Different weights for every client, biases included (which start at zero in some layers)."""
     generator = torch.Generator().manual_seed(seed)
     weights = stack([model.start(generator) for _ in range(clients)])
-    for path, leaf in leaves(weights):
+    for path, leaf in flatten(weights):
         if path.endswith("bias"):
             leaf.uniform_(-0.5, 0.5, generator=generator)
     return weights
@@ -201,19 +201,19 @@ def random_weights(model, clients=1, seed=0):
 def trained_tree(weights):
     """A copy whose floating-point leaves want gradients, and those leaves in order."""
     tree = map_tree(lambda leaf: leaf.detach().clone().requires_grad_(leaf.is_floating_point()), weights)
-    return tree, [leaf for _, leaf in leaves(tree) if leaf.requires_grad]
+    return tree, [leaf for _, leaf in flatten(tree) if leaf.requires_grad]
 
 
 def gap(first, second):
     """The largest difference between two trees of the same paths."""
-    one, other = dict(leaves(first)), dict(leaves(second))
+    one, other = dict(flatten(first)), dict(flatten(second))
     assert one.keys() == other.keys()
     return max(float((leaf.double() - other[path].double()).abs().max()) for path, leaf in one.items())
 
 
 def same(first, second):
     """Whether two trees are equal bit for bit, in their order too."""
-    one, other = list(leaves(first)), list(leaves(second))
+    one, other = list(flatten(first)), list(flatten(second))
     return [path for path, _ in one] == [path for path, _ in other] and all(
         mine.dtype == yours.dtype and torch.equal(mine, yours) for (_, mine), (_, yours) in zip(one, other, strict=True)
     )

@@ -6,13 +6,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from graft.experiments.run import Result, resume, run
-    from graft.method import Method, step
+    from graft.federation.method import Method, step
 
 __all__ = ["Method", "Result", "__version__", "resume", "run", "step"]
 
 _PLACES = {"run": "experiments.run", "resume": "experiments.run", "Result": "experiments.run"} | {
-    "Method": "method",
-    "step": "method",
+    "Method": "federation.method",
+    "step": "federation.method",
 }
 
 

@@ -160,8 +160,8 @@ NOT_FIELDS = {"file", "set_", "against", "out", "overwrite"}
 
 def values_beside(values: dict[str, Any], method: str) -> dict[str, Any]:
     """The same experiment with another method; a topology is only for methods that send between peers."""
+    from graft.federation.peers import PeerMethod
     from graft.methods import METHODS
-    from graft.peers import PeerMethod
 
     between_peers = issubclass(METHODS.get(method, PeerMethod), PeerMethod)
     return values | {"method": method, "plug": "", "settings": {}} | ({} if between_peers else {"topology": ""})
@@ -252,9 +252,9 @@ def reproduce(
             name, out, split_names(datasets), None if clients is None else whole_numbers("--clients", clients)
         )
         return
+    from graft.experiments.reports.tables import StudyTable
     from graft.experiments.reproduce import Outcome, make_plan, parse_seeds
     from graft.experiments.reproduce import reproduce as run_plan
-    from graft.experiments.tables import StudyTable
 
     plan = make_plan(
         name,
@@ -295,7 +295,7 @@ def study_meanings() -> dict[str, str]:
 
 
 def draw_portrait(name: str, out: Path | None, datasets: list[str] | None, clients: list[int] | None) -> None:
-    from graft.experiments.portraits import draw
+    from graft.experiments.reports.portraits import draw
     from graft.experiments.reproduce import choose
     from graft.experiments.studies import PORTRAITS
 
@@ -374,9 +374,9 @@ def list_names(
 ) -> None:
     """Say what exists."""
     from graft.data import datasets, partitions
+    from graft.federation.topologies import TOPOLOGIES
     from graft.methods import METHODS, PLUGS
     from graft.models import FAMILIES, MODELS
-    from graft.topologies import TOPOLOGIES
 
     lists: dict[str, dict[str, str]] = {
         "methods": {name: summary(kind) for name, kind in sorted(METHODS.items())},
@@ -439,14 +439,14 @@ def finished(place: Path, result: Result) -> dict[str, Any]:
 
 
 def finish(place: Path, result: dict[str, Any], rounds: list[int] | None = None) -> dict[str, Any]:
-    from graft.experiments.report import write_report
+    from graft.experiments.reports.report import write_report
 
     write_report(place, rounds)
     return result
 
 
 def show_results(results: list[dict[str, Any]], place: Path) -> None:
-    from graft.experiments.report import comparison
+    from graft.experiments.reports.report import comparison
 
     out_console.print(comparison(results))
     out_console.print(f"Record and report.html: {place}", soft_wrap=True)

@@ -349,7 +349,7 @@ def test_the_partition_of_a_perturbed_run_can_be_used_again(tmp_path):
 
 
 def test_results_on_other_data_are_not_averaged():
-    from graft.experiments.report import comparison
+    from graft.experiments.reports.report import comparison
 
     runs = [graft.run("local", **SMALL | {"rounds": 1}, **how).summary for how in ({}, {"edge_noise": 0.2})]
     assert [run["partition"] for run in runs] == ["random", "random, edge_noise=0.2"]

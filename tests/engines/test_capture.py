@@ -8,10 +8,10 @@ from torch import Tensor
 
 from graft import run
 from graft.engines.in_process import InProcess
-from graft.exchange import Request
-from graft.method import step
+from graft.federation.exchange import Request
+from graft.federation.method import step
 from graft.methods import METHODS
-from graft.weights import map_tree
+from graft.tensors.trees import map_tree
 from tests.toy import gap, play, toy_setup
 
 pytestmark = [

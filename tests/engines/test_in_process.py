@@ -7,12 +7,12 @@ import torch
 
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
-from graft.exchange import Clients, Request, Traffic
-from graft.graph import FleetGraph
-from graft.method import Method, step
+from graft.federation.exchange import Clients, Request, Traffic
+from graft.federation.method import Method, step
+from graft.graphs.fleet_graph import FleetGraph
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from graft.weights import Tree
+from graft.tensors.trees import Tree
 from tests.toy import toy_setup
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from graft.engines.in_process import InProcess
-from graft.engines.loopback import Loopback, answer
+from graft.engines.loopback import Loopback, handle
 from graft.engines.messages import pack, unpack
-from graft.engines.setup import StepFailed
-from graft.exchange import Request
-from graft.method import Method, step
+from graft.federation.exchange import Request
+from graft.federation.method import Method, step
+from graft.federation.setup import StepFailed
 from graft.methods.fedavg import FedAvg
-from graft.weights import Tree
+from graft.tensors.trees import Tree
 from tests.toy import play, toy_setup
 
 
@@ -120,7 +120,7 @@ def test_damaged_bytes_are_answered_with_an_error_not_with_a_crash():
     fleet = setup.fleet([0])
     setup.method.start_client(fleet)
     for data in (b"", b"garbage", pack({"do": "format the disk"}), pack({"do": "step"})):
-        assert "error" in unpack(answer(setup, fleet, data))[0]
+        assert "error" in unpack(handle(setup, fleet, data))[0]
 
 
 def test_counted_bytes_are_what_crosses_the_pipes_but_for_framing():

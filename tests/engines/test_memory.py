@@ -12,17 +12,17 @@ import torch
 from graft.data.splits import split as split_nodes
 from graft.data.synthetic import generate
 from graft.engines.in_process import InProcess, plan_fleets
-from graft.engines.memory import Need, estimate, free_memory, mapped, parameters_of, parse_memory, plan
+from graft.engines.memory import Need, estimate, free_memory, mapped_zeros, parameters_of, parse_memory, plan
 from graft.errors import InputError, MemoryWarning
-from graft.exchange import Request
-from graft.fleet import group_clients
-from graft.graph import FleetGraph
+from graft.federation.exchange import Request
+from graft.federation.fleet import group_clients
+from graft.graphs.fleet_graph import FleetGraph
 from graft.methods import METHODS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
-from graft.sparse import BlockSparse
-from graft.training import Training
-from graft.weights import leaves
+from graft.tensors.sparse import BlockSparse
+from graft.tensors.trees import flatten
+from graft.training.loop import Training
 from tests.memory import peak_of
 from tests.toy import gap, play, same, toy_setup, unbroken_and_resumed
 
@@ -158,7 +158,7 @@ def test_results_do_not_depend_on_the_memory_there_is(name, participation):
 
 def on_the_same_paths(first, second):
     """Two states without the zeros of optimisers that have not begun, which only a fleet has room for."""
-    one, other = dict(leaves(first)), dict(leaves(second))
+    one, other = dict(flatten(first)), dict(flatten(second))
     assert all(path.startswith("optimizer/") and not leaf.any() for path, leaf in one.items() if path not in other)
     return {path: leaf for path, leaf in one.items() if path in other}, other
 
@@ -192,7 +192,7 @@ def test_state_on_disk_gives_the_same_bits(name, participation, monkeypatch, tmp
         assert same(here.client(client), there.client(client))
     assert same(here.server.state, there.server.state)
     assert not list(tmp_path.iterdir())  # files have lost their names
-    kept = [leaf for fleet in there.engine.fleets for _, leaf in leaves(fleet.state)]
+    kept = [leaf for fleet in there.engine.fleets for _, leaf in flatten(fleet.state)]
     assert {id(leaf.untyped_storage()) for leaf in kept if not lives_in_a_file(leaf)} == set()
 
 
@@ -207,13 +207,13 @@ def lives_in_a_file(leaf):
 
 
 def test_a_tensor_in_a_file_begins_with_zeros_and_keeps_what_is_written():
-    leaf = mapped((3, 4), torch.float64)
+    leaf = mapped_zeros((3, 4), torch.float64)
     assert lives_in_a_file(leaf)
     assert not lives_in_a_file(torch.zeros(3, 4))
     assert leaf.eq(0).all()
     leaf[1] = 2.5
     assert leaf.sum() == 10
-    assert mapped((3, 0), torch.int64).shape == (3, 0)
+    assert mapped_zeros((3, 0), torch.int64).shape == (3, 0)
 
 
 def test_state_on_disk_is_restored(monkeypatch, tmp_path):
@@ -222,7 +222,7 @@ def test_state_on_disk_is_restored(monkeypatch, tmp_path):
     unbroken, rest = unbroken_and_resumed(setup, make=on_disk)
     for client in range(4):
         assert same(unbroken.client(client), rest.client(client))
-    assert all(lives_in_a_file(leaf) for _, leaf in leaves(rest.engine.fleets[0].state))
+    assert all(lives_in_a_file(leaf) for _, leaf in flatten(rest.engine.fleets[0].state))
 
 
 @pytest.mark.filterwarnings("ignore::graft.errors.MemoryWarning")

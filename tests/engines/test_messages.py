@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 import graft
-from graft.engines.messages import DamagedMessage, alone, pack, together, unpack
-from graft.weights import Tree, leaves
+from graft.engines.messages import DamagedMessage, add_client_axis, drop_client_axis, pack, unpack
+from graft.tensors.trees import Tree, flatten
 from tests.toy import same
 
 
@@ -32,7 +32,7 @@ def test_nested_tree_comes_back_bit_for_bit_and_in_order():
     head, back = unpack(pack({"do": "step", "round": 3}, tree))
     assert head == {"do": "step", "round": 3}
     assert same(back, tree)
-    assert [path for path, _ in leaves(back)] == [path for path, _ in leaves(tree)]
+    assert [path for path, _ in flatten(back)] == [path for path, _ in flatten(tree)]
     other = make_tree()
     assert not same(back, other)
 
@@ -77,7 +77,7 @@ def test_layout_gradient_and_sharing_do_not_matter():
         overlapping=whole.flatten()[3:],
     )
     _, back = unpack(pack({}, tree))
-    for path, leaf in leaves(tree):
+    for path, leaf in flatten(tree):
         assert torch.equal(back[path], leaf), path
         assert not back[path].requires_grad
 
@@ -89,10 +89,10 @@ def test_names_may_hold_dots_spaces_and_letters_of_any_script():
 
 def test_alone_and_together_take_the_client_axis_off_and_on():
     reply = Tree(model=Tree(weight=torch.randn(1, 3, 2)), size=torch.tensor([7]))
-    travelling = alone(reply)
+    travelling = drop_client_axis(reply)
     assert travelling.model.weight.shape == (3, 2)
-    assert same(together(travelling), reply)
-    assert same(together(unpack(pack({}, travelling))[1]), reply)
+    assert same(add_client_axis(travelling), reply)
+    assert same(add_client_axis(unpack(pack({}, travelling))[1]), reply)
 
 
 # Damage --------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 
 import graft
 from graft.engines import threads as module
-from graft.engines.threads import Look, choose, cores_here, free_cores, look, threads
+from graft.engines.threads import CpuUsage, choose_threads, free_cores, read_cpu_usage, usable_cores, use_threads
 
 
 @pytest.mark.parametrize(
@@ -22,37 +22,37 @@ from graft.engines.threads import Look, choose, cores_here, free_cores, look, th
     ],
 )
 def test_cores_are_free_that_others_leave_alone(everyone, own, cores, free):
-    assert free_cores(Look(10, 100, 1), Look(12, 100 + everyone, 1 + own), cores) == free
+    assert free_cores(CpuUsage(10, 100, 1), CpuUsage(12, 100 + everyone, 1 + own), cores) == free
 
 
 def test_work_done_here_is_not_taken_for_that_of_others():
-    before = look()
+    before = read_cpu_usage()
     if before is None:
         pytest.skip("this system does not say what its cores do")
     sum(range(3_000_000))
-    after = look()
+    after = read_cpu_usage()
     assert after.own > before.own
     assert after.everyone >= before.everyone
-    assert 1 <= free_cores(before, after, cores_here()) <= cores_here() <= os.cpu_count()
+    assert 1 <= free_cores(before, after, usable_cores()) <= usable_cores() <= os.cpu_count()
 
 
 def usual(monkeypatch, count):
     """PyTorch has this many threads, and nobody asked for that."""
-    monkeypatch.setattr(module, "USUAL", count)
+    monkeypatch.setattr(module, "DEFAULT_THREADS", count)
     monkeypatch.setattr(torch, "get_num_threads", lambda: count)
 
 
 def test_what_somebody_said_holds(monkeypatch):
     usual(monkeypatch, 8)
-    monkeypatch.setattr(module, "look", lambda: Look(11, 200, 1))
+    monkeypatch.setattr(module, "look", lambda: CpuUsage(11, 200, 1))
     monkeypatch.setattr(module, "cores_here", lambda: 8)
-    before = Look(10, 197, 1)  # three cores are taken
-    assert choose(0, before, {}) == 5
-    assert choose(7, before, {}) == 7
-    assert choose(0, before, {"OMP_NUM_THREADS": "8"}) == 8
-    assert choose(0, None, {}) == 8  # a system that does not say, or a GPU
-    monkeypatch.setattr(module, "USUAL", 4)
-    assert choose(0, before, {}) == 8
+    before = CpuUsage(10, 197, 1)  # three cores are taken
+    assert choose_threads(0, before, {}) == 5
+    assert choose_threads(7, before, {}) == 7
+    assert choose_threads(0, before, {"OMP_NUM_THREADS": "8"}) == 8
+    assert choose_threads(0, None, {}) == 8  # a system that does not say, or a GPU
+    monkeypatch.setattr(module, "DEFAULT_THREADS", 4)
+    assert choose_threads(0, before, {}) == 8
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 2), ("max 100000", 4), ("50000 100000", 1), (None, 4)])
@@ -61,7 +61,7 @@ def test_a_container_has_the_cores_that_it_was_given(quota, cores, monkeypatch, 
     if quota:
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
     monkeypatch.setattr(module, "Path", lambda _: tmp_path / "cpu.max")
-    assert cores_here() == cores
+    assert usable_cores() == cores
 
 
 def test_a_run_has_the_threads_it_asks_for_and_leaves_them_as_they_were():
@@ -73,6 +73,6 @@ def test_a_run_has_the_threads_it_asks_for_and_leaves_them_as_they_were():
 
 def test_threads_are_put_back_after_a_failure_too():
     before = torch.get_num_threads()
-    with pytest.raises(ZeroDivisionError), threads(3):
+    with pytest.raises(ZeroDivisionError), use_threads(3):
         1 / (torch.get_num_threads() - 3)
     assert torch.get_num_threads() == before

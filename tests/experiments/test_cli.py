@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from graft import __version__
 from graft.cli import app
+from graft.federation.topologies import TOPOLOGIES
 from graft.methods import METHODS
-from graft.topologies import TOPOLOGIES
 
 DATASET = "synthetic:nodes=120,degree=6,classes=3,features=8"
 SMALL = ["--method", "fedavg", "--dataset", DATASET, "--clients", "3", "--rounds", "3"]

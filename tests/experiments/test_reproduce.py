@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from graft.cli import app
 from graft.experiments import reproduce
 from graft.experiments.experiment import make_experiment, make_method
+from graft.experiments.reports.tables import StudyTable
 from graft.experiments.reproduce import make_plan, parse_seeds, share_out
 from graft.experiments.studies import PORTRAITS, STUDIES, fedgkc
 from graft.experiments.studies.study import Number, Study, Variant, numbers
-from graft.experiments.tables import StudyTable
 
 DATA = "synthetic:nodes=120,degree=6,classes=3,features=8"
 TINY = Study(

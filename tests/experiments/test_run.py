@@ -18,7 +18,7 @@ from graft.experiments import records
 from graft.experiments.records import RunDirectory
 from graft.experiments.run import participants
 from graft.methods.fedavg import FedAvg
-from graft.weights import Tree
+from graft.tensors.trees import Tree
 from tests.toy import gap, same
 
 RESULT = {

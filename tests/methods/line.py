@@ -5,7 +5,7 @@ from dataclasses import asdict
 import torch
 
 from graft.models.architecture import Model, Output
-from graft.weights import Tree
+from graft.tensors.trees import Tree
 from tests.toy import toy_setup
 
 

@@ -5,7 +5,7 @@ import torch
 
 from graft.data.graphs import clean
 from graft.models.architecture import Model, Output, linear
-from graft.weights import Tree
+from graft.tensors.trees import Tree
 from tests.toy import toy_setup
 
 

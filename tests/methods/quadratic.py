@@ -5,7 +5,7 @@ import torch
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedprox import FedProx
 from graft.models.architecture import Model, Output
-from graft.weights import Tree
+from graft.tensors.trees import Tree
 from tests.toy import toy_setup
 
 CURVATURE = torch.tensor([1.0, 3.0])

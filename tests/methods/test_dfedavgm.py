@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from graft.errors import InputError
+from graft.federation.topologies import Topology, spectral_gap
 from graft.methods.dfedavgm import DFedAvgM
 from graft.methods.dpsgd import DPSGD
 from graft.methods.local import Local
-from graft.topologies import Topology, spectral_gap
-from graft.weights import count_bytes, leaves
+from graft.tensors.trees import count_bytes, flatten
 from tests.methods.line import line, places
 from tests.toy import gap, play, same, toy_setup
 
@@ -84,11 +84,11 @@ def test_quantised_peers_that_start_together_go_where_others_go(bits, rounding):
     settings = {"clients": 4, "learning_rate": 0.1}
     plain = play(toy_setup(DFedAvgM(), **settings), rounds=1)
     ours = play(toy_setup(DFedAvgM(bits=bits, rounding=rounding), **settings), rounds=1)
-    start = dict(leaves(play(toy_setup(DFedAvgM(), **settings), rounds=0).client(0).model))
+    start = dict(flatten(play(toy_setup(DFedAvgM(), **settings), rounds=0).client(0).model))
     size = max(
         float((leaf - start[path]).abs().max())
         for peer in range(4)
-        for path, leaf in leaves(plain.client(peer).trained)
+        for path, leaf in flatten(plain.client(peer).trained)
     ) / (2 ** (bits - 1) - 1)
     for peer in range(4):
         assert 0 < gap(ours.client(peer).model, plain.client(peer).model) <= size

@@ -8,11 +8,11 @@ import torch
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
+from graft.federation.topologies import Topology
 from graft.methods.dis_pfl import DisPFL, as_bits, erk, from_bits, ordered, packed, top, unpacked
 from graft.methods.dpsgd import DPSGD
-from graft.randomness import streams
-from graft.topologies import Topology
-from graft.weights import Tree, leaves
+from graft.tensors.randomness import streams
+from graft.tensors.trees import Tree, flatten
 from tests.methods.line import Numbers
 from tests.toy import gap, play, toy_setup
 
@@ -109,11 +109,11 @@ def test_small_matrices_are_denser_and_the_total_is_right():
         fleet = setup.fleet([0])
         setup.method.start_client(fleet)
         counts = setup.method.counts(fleet)
-        sizes = {path: leaf[0].numel() for path, leaf in leaves(fleet.state.model)}
+        sizes = {path: leaf[0].numel() for path, leaf in flatten(fleet.state.model)}
         vectors = sum(size for path, size in sizes.items() if path not in counts)
         assert set(sizes) - set(counts) == {"layer0/bias", "layer1/bias", "head/bias"}
         assert abs(sum(counts.values()) + vectors - density * sum(sizes.values())) <= len(counts)
-        assert {path: int(mask.sum()) for path, mask in leaves(fleet.state.mask)} == counts
+        assert {path: int(mask.sum()) for path, mask in flatten(fleet.state.mask)} == counts
     found = erk(CORA, 0.5, 1.0)
     assert found["layer0/weight"] < found["layer1/weight"] < found["head/weight"] == 1.0
     ratio = (1497 / (1433 * 64)) / (128 / 4096)
@@ -142,16 +142,16 @@ def test_what_a_peer_does_not_have_is_exactly_nothing(regrow, local):
     masks = []
     for rounds in range(1, 6):
         state = play(setup, rounds=rounds).client(1)
-        kept = dict(leaves(state.mask))
+        kept = dict(flatten(state.mask))
         fields = [state.model, state.trained]
         if local == "experiment":
             fields += [state.optimizer.model.first, state.optimizer.model.second]
         for field in fields:
-            for path, leaf in leaves(field):
+            for path, leaf in flatten(field):
                 assert path not in kept or not leaf[~kept[path]].any()
         masks.append(torch.cat([mask.flatten() for mask in kept.values()]))
         counts = {path: int(mask.sum()) for path, mask in kept.items()}
-        assert counts == {path: int(mask.sum()) for path, mask in leaves(play(setup, rounds=0).client(1).mask)}
+        assert counts == {path: int(mask.sum()) for path, mask in flatten(play(setup, rounds=0).client(1).mask)}
     assert all(not torch.equal(one, masks[0]) for one in masks[1:])
     fixed = toy_setup(DisPFL(density=0.4, drop=0.0))
     assert gap(play(fixed, rounds=4).client(1).mask, play(fixed, rounds=0).client(1).mask) == 0
@@ -159,11 +159,11 @@ def test_what_a_peer_does_not_have_is_exactly_nothing(regrow, local):
 
 def test_mask_is_that_of_the_models_which_are_scored():
     state = play(toy_setup(DisPFL(density=0.4)), rounds=4).client(0)
-    kept = dict(leaves(state.mask))
-    assert any(leaf[kept[path]].any() for path, leaf in leaves(state.trained) if path in kept)
+    kept = dict(flatten(state.mask))
+    assert any(leaf[kept[path]].any() for path, leaf in flatten(state.trained) if path in kept)
     before = play(toy_setup(DisPFL(density=0.4)), rounds=3).client(0)
-    other = dict(leaves(before.mask))
-    assert any(leaf[~other[path]].any() for path, leaf in leaves(state.trained) if path in other)
+    other = dict(flatten(before.mask))
+    assert any(leaf[~other[path]].any() for path, leaf in flatten(state.trained) if path in other)
 
 
 def test_whole_models_are_dpsgd_that_mixes_first():
@@ -185,7 +185,7 @@ def test_masks_differ_unless_wished_otherwise():
 
 def test_messages_are_the_weights_a_peer_has_and_a_bit_for_each():
     played = play(toy_setup(DisPFL(density=0.5), topology=COMPLETE), rounds=2)
-    kept = {path: int(mask.sum()) for path, mask in leaves(played.client(0).mask)}
+    kept = {path: int(mask.sum()) for path, mask in flatten(played.client(0).mask)}
     assert set(kept) == {"layer0/weight", "layer1/weight", "head/weight"}  # 6 x 8, 8 x 8 and 8 x 3
     biases = 8 + 8 + 3
     size = 4 * (sum(kept.values()) + biases) + (48 + 64 + 24) // 8

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from graft.federation.topologies import Topology
 from graft.methods.dpsgd import DPSGD
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from graft.topologies import Topology
-from graft.weights import count_bytes, map_tree
+from graft.tensors.trees import count_bytes, map_tree
 from tests.methods.line import line, places
 from tests.toy import gap, play, same, toy_setup
 

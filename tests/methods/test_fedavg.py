@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from graft.engines.in_process import InProcess
-from graft.fleet import initial
+from graft.federation.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from graft.weights import count_bytes, leaves, map_tree
+from graft.tensors.trees import count_bytes, flatten, map_tree
 from tests.methods.quadratic import Parabolas, number_setup
 from tests.toy import gap, play, same, toy_graph, toy_setup
 
@@ -57,9 +57,9 @@ def test_identical_clients_agree_with_their_average():
 
 def test_average_is_weighted_by_nodes():
     played = play(toy_setup(FedAvg()), rounds=1)
-    models = [dict(leaves(played.client(client).model)) for client in range(3)]
+    models = [dict(flatten(played.client(client).model)) for client in range(3)]
     shares = [12 / 28, 9 / 28, 7 / 28]
-    for path, leaf in leaves(played.server.state.model):
+    for path, leaf in flatten(played.server.state.model):
         wanted = sum(share * model[path].double() for share, model in zip(shares, models, strict=True))
         torch.testing.assert_close(leaf.double(), wanted, atol=1e-6, rtol=1e-6)
     plain = sum(model["head/weight"] for model in models) / 3
@@ -70,7 +70,7 @@ def test_every_client_starts_its_round_from_the_servers_model():
     setup = toy_setup(FedAvg(), epochs=1, optimizer="sgd", learning_rate=1e-12)
     engine = InProcess(setup)
     for fleet in engine.fleets:
-        for _, leaf in leaves(fleet.state.model):
+        for _, leaf in flatten(fleet.state.model):
             leaf.fill_(100.0)  # what clients held before does not matter
     played = play(setup, rounds=1, engine=engine)
     start = initial(setup.models[0], 0)
@@ -81,12 +81,12 @@ def test_server_and_clients_share_no_memory():
     played = play(toy_setup(FedAvg()), rounds=1)
     before = map_tree(torch.clone, played.server.state.model)
     for fleet in played.engine.fleets:
-        for _, leaf in leaves(fleet.state):
+        for _, leaf in flatten(fleet.state):
             leaf.fill_(7)
     assert same(played.server.state.model, before)
     single = play(toy_setup(FedAvg(), clients=1), rounds=1)
     kept = map_tree(torch.clone, single.client(0).model)
-    for _, leaf in leaves(single.server.state.model):
+    for _, leaf in flatten(single.server.state.model):
         leaf.zero_()
     assert same(single.client(0).model, kept)
 

@@ -12,7 +12,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.feddc import FedDC
 from graft.methods.fedprox import FedProx
 from graft.methods.scaffold import SCAFFOLD
-from graft.weights import Tree, count_bytes, leaves, map_tree, stack, weighted_mean
+from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack, weighted_mean
 from tests.methods.quadratic import Parabolas, number_setup
 from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
 
@@ -118,7 +118,7 @@ def test_new_model_is_the_mean_of_participants_and_the_mean_drift_of_all():
     wanted = map_tree(torch.add, mean, drift)
     assert gap(played.server.state.model, wanted) < 1e-6
     (absent,) = set(range(3)) - set(asked)
-    assert not any(leaf.any() for _, leaf in leaves(played.client(absent).drift))
+    assert not any(leaf.any() for _, leaf in flatten(played.client(absent).drift))
 
 
 def test_drift_is_the_sum_of_all_updates():
@@ -179,7 +179,7 @@ def test_buffers_do_not_drift():
         setup = toy_setup(FedDC(), 2, Normed(), graphs=[toy_graph(9), toy_graph(8)], optimizer="sgd")
     played = play(setup, rounds=2)
     paths = ["norm/weight", "norm/bias", "head/weight", "head/bias"]
-    assert [path for path, _ in leaves(played.client(0).drift)] == paths
+    assert [path for path, _ in flatten(played.client(0).drift)] == paths
     mean = (played.client(0).model.norm.running_mean + played.client(1).model.norm.running_mean) / 2
     torch.testing.assert_close(played.server.state.model.norm.running_mean, mean)
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from graft.errors import InputError
+from graft.federation.peers import play_round
+from graft.federation.topologies import Topology
 from graft.methods.fedavg import FedAvg
 from graft.methods.feddual import FedDual
 from graft.methods.local import Local
-from graft.peers import play_round
-from graft.topologies import Topology
-from graft.weights import count_bytes, leaves
+from graft.tensors.trees import count_bytes, flatten
 from tests.methods.line import line, places
 from tests.toy import gap, play, same, toy_setup
 
@@ -103,9 +103,9 @@ def test_training_goes_no_further_than_the_clip():
         method = FedDual(noise="gaussian", clip=clip, epsilon=1e30)
         setup = toy_setup(method, topology=NOBODY)
         before, after = play(setup, rounds=0), play(setup, rounds=1)
-        start = dict(leaves(before.client(0).model))
+        start = dict(flatten(before.client(0).model))
         moved, trained = (
-            sum(float((leaf - start[path]).square().sum()) for path, leaf in leaves(after.client(0)[field])) ** 0.5
+            sum(float((leaf - start[path]).square().sum()) for path, leaf in flatten(after.client(0)[field])) ** 0.5
             for field in ("model", "trained")
         )
         return moved, trained

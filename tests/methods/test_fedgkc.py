@@ -16,10 +16,10 @@ import graft.models
 from graft.data.graphs import clean
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.exchange import Replies, Request, Server
 from graft.experiments.run import participants
-from graft.fleet import initial
-from graft.graph import lay_out
+from graft.federation.exchange import Replies, Request, Server
+from graft.federation.fleet import initial
+from graft.graphs.fleet_graph import build_fleet_graph
 from graft.methods import fedgkc
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC as Defaults
@@ -29,7 +29,7 @@ from graft.methods.local import Local
 from graft.models.architecture import LayeredModel, Output
 from graft.models.gcn import GCN
 from graft.models.sage import SAGE
-from graft.weights import Tree, count_bytes, leaves, map_tree, take
+from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, select_clients
 from tests.memory import crowded_graph, gather_rows, peak_of
 from tests.toy import CLASSES, SIZES, gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
 
@@ -115,7 +115,7 @@ def test_knowledge_and_weights_of_two_clients_are_those_worked_out_by_hand():
 )
 def test_every_nodes_score_is_the_one_worked_out_by_hand(graph, scores):
     for node, score in enumerate(scores):
-        laid = lay_out([graph], CPU)
+        laid = build_fleet_graph([graph], CPU)
         laid.real = torch.arange(graph.nodes).unsqueeze(0) == node  # a mean over this node alone
         strength, clarity = knowledge_of(FedGKC(), laid, laid.features.softmax(2))
         assert float(strength + clarity) == pytest.approx(score, abs=1e-6)
@@ -152,7 +152,7 @@ def dense_similarity(graph, chances):
 @pytest.mark.parametrize("classes", [2, 3, 7])
 def test_knowledge_is_a_straight_line_in_confidence_less_the_similarity(classes):  # Eq. 14
     graphs = toy_graphs()
-    laid = lay_out(graphs, CPU)
+    laid = build_fleet_graph(graphs, CPU)
     chances = torch.randn(3, 12, classes, generator=torch.Generator().manual_seed(0)).softmax(2)
     strength, clarity = knowledge_of(FedGKC(smoothing=0.3), laid, chances)
     for client, graph in enumerate(graphs):
@@ -219,7 +219,7 @@ def test_uniform_predictions_of_seven_classes_fall_back_to_volume_weights():
     assert record["knowledge"] == pytest.approx([1 / 42 - 0.1] * 2, abs=1e-6)
     assert record["weight"] == pytest.approx([3 / 7, 4 / 7])
     assert (record["fell_back"], record["negative"]) == (True, 2)
-    assert all(leaf.isfinite().all() for _, leaf in leaves(played.server.state))
+    assert all(leaf.isfinite().all() for _, leaf in flatten(played.server.state))
     lonely = hand_setup([hand_graph(uniform[:3]), hand_graph(uniform, ring)])  # nobody to be alike: no penalty
     assert play(lonely, rounds=1).server.take_records()["weight"] == pytest.approx([(3 / 7 + 1) / 2, 2 / 7])
 
@@ -247,8 +247,8 @@ def test_server_averages_copilots_by_the_recorded_weights():
     played = play(setup, rounds=2, engine=engine)
     weights = played.server.take_records()["weight"]
     assert sum(weights) == pytest.approx(1)
-    for path, leaf in leaves(played.server.state.copilot):
-        parts = [dict(leaves(replies[-1][client].copilot))[path].double() for client in range(3)]
+    for path, leaf in flatten(played.server.state.copilot):
+        parts = [dict(flatten(replies[-1][client].copilot))[path].double() for client in range(3)]
         wanted = sum(weight * part for weight, part in zip(weights, parts, strict=True))
         torch.testing.assert_close(leaf.double(), wanted, atol=1e-6, rtol=1e-6)
 
@@ -283,12 +283,12 @@ STUDENT = torch.tensor([[[0.5, 0.5], [0.75, 0.25]]]).log()
 
 @pytest.mark.parametrize(("reduction", "wanted"), [("sum", 0.137327), ("mean", 0.068663)])
 def test_neighbourhood_of_two_nodes_is_the_one_worked_out_by_hand(reduction, wanted):
-    laid = lay_out([hand_graph([(0.5, 0.5)] * 2, [(0, 1)])], CPU)
+    laid = build_fleet_graph([hand_graph([(0.5, 0.5)] * 2, [(0, 1)])], CPU)
     method = FedGKC(neigh_reduction=reduction)
     assert float(method.neighbourhood(laid, TEACHER, STUDENT)) == pytest.approx(wanted, abs=1e-6)
     swapped = float(method.neighbourhood(laid, STUDENT, TEACHER.flip(1) + torch.tensor([0.1, 0])))
     assert abs(swapped - wanted) > 1e-4
-    apart = lay_out([hand_graph([(0.5, 0.5)] * 2)], CPU)  # without the edge only the node itself teaches
+    apart = build_fleet_graph([hand_graph([(0.5, 0.5)] * 2)], CPU)  # without the edge only the node itself teaches
     assert float(method.neighbourhood(apart, TEACHER, STUDENT)) == pytest.approx((0.130812 + 0.143841) / 2, abs=1e-6)
 
 
@@ -308,7 +308,7 @@ def test_neighbourhood_and_its_gradient_equal_those_edge_by_edge(reduction):
     graphs = [*toy_graphs(), toy_graph(8, edgeless=True)]
     generator = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(4, 12, 8, generator=generator).requires_grad_() for _ in range(2))
-    ours = FedGKC(neigh_reduction=reduction).neighbourhood(lay_out(graphs, CPU), teacher, student)
+    ours = FedGKC(neigh_reduction=reduction).neighbourhood(build_fleet_graph(graphs, CPU), teacher, student)
     wanted = [
         gathered(graph, teacher[client, : graph.nodes].detach(), student[client, : graph.nodes], reduction)
         for client, graph in enumerate(graphs)
@@ -319,7 +319,7 @@ def test_neighbourhood_and_its_gradient_equal_those_edge_by_edge(reduction):
     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
     assert torch.autograd.grad(ours.sum(), [teacher], allow_unused=True) == (None,)
     other = FedGKC(neigh_reduction="mean" if reduction == "sum" else "sum")
-    assert not torch.allclose(other.neighbourhood(lay_out(graphs, CPU), teacher, student), ours)
+    assert not torch.allclose(other.neighbourhood(build_fleet_graph(graphs, CPU), teacher, student), ours)
 
 
 def test_equal_models_have_nothing_to_teach_on_a_graph_without_edges():
@@ -578,7 +578,7 @@ def test_the_block_schedule_trains_one_model_after_the_other():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter -= 0.1 * gradient
     wanted = map_tree(torch.Tensor.detach, models.model)
-    assert all(gap(played.client(client).model, take(wanted, client)) < 1e-6 for client in range(3))
+    assert all(gap(played.client(client).model, select_clients(wanted, client)) < 1e-6 for client in range(3))
     usual = play(replace(setup, method=replace(method, copilot_epochs=0)), rounds=1)
     assert gap(usual.client(0).model, played.client(0).model) > 1e-6
 
@@ -619,9 +619,9 @@ def test_any_architecture_may_travel(copilot):
     setup = toy_setup(FedGKC(copilot=copilot), models="sage,gin", dropout=0.5)
     played = play(setup)
     start = initial(setup.architecture(copilot), 0)
-    assert [path for path, _ in leaves(played.server.state.copilot)] == [path for path, _ in leaves(start)]
+    assert [path for path, _ in flatten(played.server.state.copilot)] == [path for path, _ in flatten(start)]
     assert gap(played.server.state.copilot, start) > 1e-3
-    assert all(leaf.isfinite().all() for client in range(3) for _, leaf in leaves(played.client(client)))
+    assert all(leaf.isfinite().all() for client in range(3) for _, leaf in flatten(played.client(client)))
     alone = play(setup, engine=InProcess(setup, alone=True))
     assert gap(played.server.state, alone.server.state) < 1e-5
 
@@ -640,7 +640,7 @@ def test_client_without_training_nodes_learns_from_its_copilot():
     assert (record["copilot_labels"][1], record["local_labels"][1]) == (0, 0)
     assert min(record["copilot_labels"][0], record["local_predictions"][1], record["local_self"][1]) > 1e-5
     assert gap(played.client(1).model, initial(setup.models[0], 0)) > 1e-3
-    assert all(leaf.isfinite().all() for client in range(3) for _, leaf in leaves(played.client(client)))
+    assert all(leaf.isfinite().all() for client in range(3) for _, leaf in flatten(played.client(client)))
 
 
 @pytest.mark.parametrize("models", ARCHITECTURES)
@@ -648,7 +648,7 @@ def test_isolated_nodes_and_clients_without_edges_give_finite_numbers(models):
     graphs = [toy_graph(12), toy_graph(8, edgeless=True), toy_graph(9)]
     for held in (graphs, graphs[1:2]):  # among others, and alone: then there is no edge at all
         played = play(toy_setup(FedGKC(), models=models, graphs=held))
-        assert all(leaf.isfinite().all() for client in played.engine.state().values() for _, leaf in leaves(client))
+        assert all(leaf.isfinite().all() for client in played.engine.state().values() for _, leaf in flatten(client))
         record = played.server.take_records()
         assert all(np.isfinite(values).all() for values in record.values())
         assert min(record["local_self"]) > 0  # features are left out of a view even where there are no edges
@@ -683,10 +683,10 @@ def test_projection_is_trained_and_stays_at_its_client():
         assert learnt.shape == (width, 8)
         assert (learnt - torch.eye(width, 8)).abs().max() > 1e-3
     fields_sent = {"copilot", "size", "strength", "clarity", "knowledge", "terms"}
-    copilot = [path for path, _ in leaves(played.server.state.copilot)]
+    copilot = [path for path, _ in flatten(played.server.state.copilot)]
     for reply in replies:
         assert all(reply[client].keys() == fields_sent for client in range(3))
-        assert all([path for path, _ in leaves(reply[client].copilot)] == copilot for client in range(3))
+        assert all([path for path, _ in flatten(reply[client].copilot)] == copilot for client in range(3))
     without = play(toy_setup(FedGKC()), rounds=2)
     assert played.traffic == without.traffic
     assert "projection" not in without.client(0)
@@ -764,11 +764,11 @@ def test_own_module_of_another_width_needs_a_projection(module, width):
         InProcess(toy_setup(FedGKC(), models=[module, "gcn"], graphs=graphs))
     played = play(toy_setup(FedGKC(neigh_projection=True), models=[module, "gcn"], graphs=graphs))
     assert played.client(0).projection.weight.shape == (width, 8)
-    held = {path for path, _ in leaves(played.client(0).optimizer.model.first)}
-    trained = {path for path, leaf in leaves(played.client(0).model) if not path.startswith("norm/running")}
+    held = {path for path, _ in flatten(played.client(0).optimizer.model.first)}
+    trained = {path for path, leaf in flatten(played.client(0).model) if not path.startswith("norm/running")}
     trained -= {"norm/num_batches_tracked"}
     assert held == {f"model/{path}" for path in trained} | {"projection/weight"}  # nothing for buffers
-    assert all(leaf.isfinite().all() for client in (0, 1) for _, leaf in leaves(played.client(client)))
+    assert all(leaf.isfinite().all() for client in (0, 1) for _, leaf in flatten(played.client(client)))
 
 
 # What is sent and recorded -------------------------------------------------------------------------------------------
@@ -894,7 +894,7 @@ def test_a_step_reads_nothing_back_once_its_graphs_are_prepared(models, settings
 
 def test_nothing_of_edges_by_width_is_ever_made():
     graph, width = crowded_graph(), 64
-    laid = lay_out([graph], CPU)
+    laid = build_fleet_graph([graph], CPU)
     generator = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(1, graph.nodes, width, generator=generator).requires_grad_() for _ in range(2))
 

@@ -10,13 +10,13 @@ import graft
 from graft.data.graphs import clean
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.exchange import Request
 from graft.experiments.experiment import make_experiment
 from graft.experiments.run import build_federation, build_setup, participants
+from graft.federation.exchange import Request
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgta import FedGTA, mix, shares
 from graft.methods.local import Local
-from graft.weights import Tree, count_bytes, leaves, map_tree, stack, take, weighted_mean
+from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, select_clients, stack, weighted_mean
 from tests.toy import gap, play, same, toy_graph, toy_setup
 
 
@@ -129,7 +129,7 @@ def test_permuted_clients_get_permuted_models():
     method, order = FedGTA(threshold=0.8), torch.tensor([2, 0, 3, 1])
 
     def mixed(places):
-        return mix(take(models, places), shares(method.partners(moments[places]), confidence[places]))
+        return mix(select_clients(models, places), shares(method.partners(moments[places]), confidence[places]))
 
     straight, turned = mixed(torch.arange(4)), mixed(order)
     torch.testing.assert_close(turned.weight, straight.weight[order])
@@ -141,9 +141,9 @@ def test_identical_clients_get_the_plain_average():
     graphs = [toy_graph(12)] * 3
     ours = play(toy_setup(FedGTA(), graphs=graphs), rounds=3)
     wanted = play(toy_setup(FedAvg(), graphs=graphs, weight_by="uniform"), rounds=3).server.state.model
-    assert all(gap(take(ours.server.state.models, client), wanted) < 1e-6 for client in range(3))
+    assert all(gap(select_clients(ours.server.state.models, client), wanted) < 1e-6 for client in range(3))
     others = play(toy_setup(FedGTA(), graphs=[toy_graph(12), toy_graph(12, seed=1), toy_graph(12, seed=2)]), rounds=3)
-    assert gap(take(others.server.state.models, 0), wanted) > 1e-3
+    assert gap(select_clients(others.server.state.models, 0), wanted) > 1e-3
 
 
 class Sized(FedGTA):
@@ -157,10 +157,10 @@ def test_everyone_as_partner_and_sizes_as_confidence_is_fedavg():
     ours = play(toy_setup(Sized(threshold=-1.1), dropout=0.5), rounds=3)
     wanted = play(toy_setup(FedAvg(), dropout=0.5), rounds=3)
     for client in range(3):
-        assert gap(take(ours.server.state.models, client), wanted.server.state.model) < 1e-5
+        assert gap(select_clients(ours.server.state.models, client), wanted.server.state.model) < 1e-5
         assert gap(ours.client(client).model, wanted.client(client).model) < 1e-5
     weighted = play(toy_setup(FedGTA(threshold=-1.1), dropout=0.5), rounds=3)
-    assert gap(take(weighted.server.state.models, 0), wanted.server.state.model) > 1e-4
+    assert gap(select_clients(weighted.server.state.models, 0), wanted.server.state.model) > 1e-4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -169,7 +169,7 @@ def test_nobody_as_partner_is_local_training_bit_for_bit(dropout):
     wanted = play(toy_setup(Local(), dropout=dropout), rounds=3)
     for client in range(3):
         assert same(ours.client(client).model, wanted.client(client).model)
-        assert same(take(ours.server.state.models, client), wanted.client(client).model)
+        assert same(select_clients(ours.server.state.models, client), wanted.client(client).model)
     mixed = play(toy_setup(FedGTA(threshold=-1.1), dropout=dropout), rounds=3)
     assert not same(mixed.client(0).model, wanted.client(0).model)
 
@@ -179,8 +179,8 @@ def test_every_client_trains_from_its_own_row_of_the_servers_models():
     start = stack([setup.models[0].start(torch.Generator().manual_seed(client)) for client in range(3)])
     played = play(setup, rounds=1, state=Tree(models=start))
     for client in range(3):
-        assert gap(played.client(client).model, take(start, client)) < 1e-6
-    assert gap(played.client(0).model, take(start, 1)) > 1e-2
+        assert gap(played.client(client).model, select_clients(start, client)) < 1e-6
+    assert gap(played.client(0).model, select_clients(start, 1)) > 1e-2
 
 
 def test_clients_that_were_not_asked_keep_the_model_made_for_them():
@@ -190,7 +190,7 @@ def test_clients_that_were_not_asked_keep_the_model_made_for_them():
     played = play(setup, rounds=1)
     start = play(setup, rounds=0).server.state.models
     for client in range(4):
-        moved = gap(take(played.server.state.models, client), take(start, client))
+        moved = gap(select_clients(played.server.state.models, client), select_clients(start, client))
         assert moved > 1e-3 if client in asked else moved == 0
 
 
@@ -198,14 +198,14 @@ def test_models_go_to_the_clients_they_were_made_for():
     setup = toy_setup(FedGTA(threshold=1.0), clients=4, participation=0.5)
     played = play(setup, rounds=1)
     for client in participants([0, 1, 2, 3], 0.5, 0, 1):
-        assert same(take(played.server.state.models, client), played.client(client).model)
+        assert same(select_clients(played.server.state.models, client), played.client(client).model)
 
 
 def test_federation_without_edges_counts_all_partners_alike():
     graphs = [toy_graph(9, edgeless=True), toy_graph(8, edgeless=True)]
     played = play(toy_setup(FedGTA(threshold=-1.1), graphs=graphs), rounds=1)
     mean = weighted_mean(stack([played.client(client).model for client in (0, 1)]), torch.ones(2))
-    assert all(gap(take(played.server.state.models, client), mean) < 1e-6 for client in (0, 1))
+    assert all(gap(select_clients(played.server.state.models, client), mean) < 1e-6 for client in (0, 1))
     assert played.server.take_records()["confidence"] == [0.0, 0.0]
 
 
@@ -218,7 +218,7 @@ def test_partners_and_confidence_are_recorded():
 @pytest.mark.parametrize(("kind", "length"), [("hybrid", 2 * 10 * 3), ("raw", 10 * 3), ("central", 10 * 3)])
 def test_bytes_are_a_model_down_and_a_model_its_moments_and_a_number_up(kind, length):
     played = play(toy_setup(FedGTA(moments=kind)), rounds=2)
-    model = count_bytes(take(played.server.state.models, 0))
+    model = count_bytes(select_clients(played.server.state.models, 0))
     assert (played.traffic.down, played.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 4 * length + 4))
 
 
@@ -230,7 +230,7 @@ def test_the_models_made_at_the_server_are_scored():
     engine, clients = InProcess(setup), [0, 1, 2]
 
     def accuracy(models):
-        asked = Request("score_shared", 2, clients, each={client: take(models, client) for client in clients})
+        asked = Request("score_shared", 2, clients, each={client: select_clients(models, client) for client in clients})
         correct, totals = engine.ask(asked).correct, engine.ask(Request("count", 2, clients)).totals
         return float((correct / totals)[:, 0, 2].double().mean())
 
@@ -244,7 +244,7 @@ def test_server_and_clients_share_no_memory():
     played = play(toy_setup(FedGTA(threshold=1.0)), rounds=1)
     before = map_tree(torch.clone, played.server.state.models)
     for fleet in played.engine.fleets:
-        for _, leaf in leaves(fleet.state):
+        for _, leaf in flatten(fleet.state):
             leaf.fill_(7)
     assert same(played.server.state.models, before)
 

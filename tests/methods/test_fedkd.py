@@ -10,13 +10,13 @@ from torch import nn
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.exchange import Clients, Traffic
-from graft.fleet import initial
+from graft.federation.exchange import Clients, Traffic
+from graft.federation.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedkd import FedKD, factors, moved, rebuilt, shortened, unpacked
 from graft.methods.local import Local
 from graft.models.architecture import Output
-from graft.weights import Tree, count_bytes, leaves, map_tree, stack
+from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack
 from tests.toy import CLASSES, gap, play, same, toy_graphs, toy_setup, trained_tree
 
 SURE = torch.tensor([0.75, 0.25]).log()
@@ -69,7 +69,7 @@ def losses_of_trained(method):
 
 def moves(loss, branch):
     """Whether a loss has a gradient for anything in a branch."""
-    found = torch.autograd.grad(loss.sum(), [leaf for _, leaf in leaves(branch)], allow_unused=True, retain_graph=True)
+    found = torch.autograd.grad(loss.sum(), [leaf for _, leaf in flatten(branch)], allow_unused=True, retain_graph=True)
     return any(gradient is not None and bool(gradient.any()) for gradient in found)
 
 
@@ -86,12 +86,12 @@ def test_doubt_scales_distillation_but_is_not_trained():
     fleet, tree, (with_both, _) = losses_of_trained(FedKD(hidden=0.0))
     _, only_labels, (plain, other) = losses_of_trained(FedKD(hidden=0.0, distil=0.0))
     doubt = (plain + other).detach()
-    mentor = [leaf for _, leaf in leaves(tree.mentor)]
+    mentor = [leaf for _, leaf in flatten(tree.mentor)]
     difference = [
         both - label
         for both, label in zip(
             torch.autograd.grad(with_both.sum(), mentor, retain_graph=True),
-            torch.autograd.grad(plain.sum(), [leaf for _, leaf in leaves(only_labels.mentor)]),
+            torch.autograd.grad(plain.sum(), [leaf for _, leaf in flatten(only_labels.mentor)]),
             strict=True,
         )
     ]
@@ -115,7 +115,7 @@ def test_client_without_labels_distils_at_its_plain_weight():
     losses = method.losses(fleet, Tree(mentor=state.model, mentee=state.mentee, projection=state.projection))
     assert all(0 < float(loss[1]) < 10 for loss in losses)  # and not 1e6 times that
     played = play(toy_setup(FedKD(), models="sage", graphs=graphs))
-    assert all(leaf.isfinite().all() for _, leaf in leaves(played.client(1)))
+    assert all(leaf.isfinite().all() for _, leaf in flatten(played.client(1)))
 
 
 @pytest.mark.parametrize(("energy", "rank"), [(0.60, 1), (0.64, 1), (0.65, 2), (0.95, 2), (1.0, 2)])
@@ -133,7 +133,7 @@ def test_factors_are_those_of_a_singular_value_decomposition():
     torch.testing.assert_close(found.singular, torch.linalg.svdvals(matrix), atol=1e-5, rtol=1e-5)
     for vectors in (found.left, found.right.T):
         torch.testing.assert_close(vectors.T @ vectors, torch.eye(5), atol=1e-5, rtol=0)
-    assert {path: tuple(leaf.shape) for path, leaf in leaves(found)} == {
+    assert {path: tuple(leaf.shape) for path, leaf in flatten(found)} == {
         "left": (9, 5),
         "singular": (5,),
         "right": (5, 5),
@@ -248,7 +248,7 @@ def test_client_that_missed_updates_is_sent_the_whole_mentee_first():
 def bytes_by_hand(change, energy):
     """What an update needs, from NumPy's singular values alone."""
     total = 0
-    for _, leaf in leaves(change):
+    for _, leaf in flatten(change):
         raw = leaf.numel()
         if leaf.dim() == 2 and min(leaf.shape) > 1:
             sums = np.cumsum(np.linalg.svd(leaf.double().numpy(), compute_uv=False) ** 2)
@@ -306,7 +306,7 @@ def test_mentor_may_be_a_module_of_another_width_and_keeps_its_buffers_untrained
     assert ours.client(0).projection.shape == (8, 8)
     assert int(ours.client(1).model.norm.num_batches_tracked) == 2 * 3
     assert gap(ours.client(1).model.first, local.client(1).model.first) > 1e-4
-    assert not any("running" in path for path, _ in leaves(ours.client(1).optimizer))
+    assert not any("running" in path for path, _ in flatten(ours.client(1).optimizer))
 
 
 def test_projections_are_private_from_the_start():

@@ -8,9 +8,9 @@ import torch
 
 from graft.data.graphs import clean
 from graft.errors import InputError
-from graft.exchange import Replies, Server
-from graft.fleet import initial
-from graft.graph import lay_out
+from graft.federation.exchange import Replies, Server
+from graft.federation.fleet import initial
+from graft.graphs.fleet_graph import build_fleet_graph
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedlit import (
     Channels,
@@ -22,8 +22,8 @@ from graft.methods.fedlit import (
     ordered,
     views,
 )
-from graft.randomness import streams
-from graft.weights import Tree, count_bytes, map_tree, stack, take
+from graft.tensors.randomness import streams
+from graft.tensors.trees import Tree, count_bytes, map_tree, select_clients, stack
 from tests.toy import gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 def graph_of(edges, nodes, features=None):
     features = np.ones((nodes, 1)) if features is None else features
-    return lay_out([clean("small", features, np.array(edges).T, np.zeros(nodes, int), 1)], CPU)
+    return build_fleet_graph([clean("small", features, np.array(edges).T, np.zeros(nodes, int), 1)], CPU)
 
 
 def triangle():
@@ -58,7 +58,7 @@ def test_edges_go_to_the_centroid_in_their_direction_and_centroids_to_the_mean_o
 
 
 def test_cosine_of_edges_is_that_of_their_nodes_side_by_side():
-    graph = lay_out(toy_graphs(), CPU)
+    graph = build_fleet_graph(toy_graphs(), CPU)
     generator = torch.Generator().manual_seed(0)
     nodes = torch.randn(3, 12, 4, generator=generator)
     centroids = torch.randn(3, 3, 8, generator=generator)
@@ -79,10 +79,10 @@ def test_cosine_of_edges_is_that_of_their_nodes_side_by_side():
 
 
 def test_both_directions_of_an_edge_are_of_one_type_and_every_edge_is_in_one_view():
-    graph = lay_out(toy_graphs(), CPU)
+    graph = build_fleet_graph(toy_graphs(), CPU)
     nodes = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(0))
     kinds = nearest_types(graph, nodes, torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(1)))
-    assert torch.equal(kinds, kinds[graph.neighbours.crossing])
+    assert torch.equal(kinds, kinds[graph.neighbours.transpose_permutation])
     assert set(kinds.tolist()) == {0, 1, 2}
     parts = [view.neighbours.values for view in views(graph, kinds, 3)]
     assert torch.equal(torch.stack(parts).sum(0), torch.ones(graph.neighbours.entries))
@@ -116,7 +116,7 @@ def test_fewer_edges_than_types_and_none_at_all():
     graph = graph_of([(0, 1)], 3)
     nodes = torch.tensor([[[1.0], [2.0], [3.0]]])
     assert first_centroids(graph, nodes, streams(CPU, 0, [0]), 3).tolist() == [[[1.0, 2.0]] * 3]
-    pair = lay_out([toy_graph(9), toy_graph(8, edgeless=True)], CPU)
+    pair = build_fleet_graph([toy_graph(9), toy_graph(8, edgeless=True)], CPU)
     found = first_centroids(pair, torch.ones(2, 9, 2), streams(CPU, 0, [0, 1]), 2)
     assert torch.equal(found[0, 0], torch.ones(4))
     assert not found[1].any()
@@ -173,7 +173,7 @@ def small_server(method, clients=2):
 def test_swapped_clusters_are_averaged_after_they_are_swapped_back():
     method = FedLIT(types=2)
     server, network = small_server(method)
-    first, second = (take(random_weights(network, seed=seed), 0) for seed in (1, 2))
+    first, second = (select_clients(random_weights(network, seed=seed), 0) for seed in (1, 2))
     first.centroids = torch.eye(2, 16)
     second.centroids = torch.eye(2, 16).flip(0)
     told_round(method, server, [first, second], weights=(3, 1))
@@ -198,7 +198,7 @@ def test_swapped_clusters_are_averaged_after_they_are_swapped_back():
 def test_only_clusters_with_training_nodes_train_a_channel_and_only_those_with_edges_a_centre():
     method = FedLIT(types=2)
     server, network = small_server(method)
-    first, second = (take(random_weights(network, seed=seed), 0) for seed in (1, 2))
+    first, second = (select_clients(random_weights(network, seed=seed), 0) for seed in (1, 2))
     first.centroids, second.centroids = torch.eye(2, 16), 3 * torch.eye(2, 16)
     before = server.state.model
     told_round(
@@ -209,8 +209,10 @@ def test_only_clusters_with_training_nodes_train_a_channel_and_only_those_with_e
         trained=[[0, 0], [2, 0]],
     )
     model = server.state.model
-    assert same(take(model.channels, 0), take(second.channels, 0))  # the first client has no label there
-    assert same(take(model.channels, 1), take(before.channels, 1))  # nobody has
+    assert same(
+        select_clients(model.channels, 0), select_clients(second.channels, 0)
+    )  # the first client has no label there
+    assert same(select_clients(model.channels, 1), select_clients(before.channels, 1))  # nobody has
     assert model.centroids[0, 0] == 2
     assert model.centroids[1, 1] == 1
 
@@ -218,7 +220,7 @@ def test_only_clusters_with_training_nodes_train_a_channel_and_only_those_with_e
 def test_client_without_edges_is_not_the_one_that_others_are_matched_to():
     method = FedLIT(types=2)
     server, network = small_server(method)
-    first, second = (take(random_weights(network, seed=seed), 0) for seed in (1, 2))
+    first, second = (select_clients(random_weights(network, seed=seed), 0) for seed in (1, 2))
     first.centroids, second.centroids = torch.zeros(2, 16), torch.eye(2, 16)
     told_round(method, server, [first, second], present=[[False, False], [True, True]])
     assert torch.equal(server.state.model.centroids, torch.eye(2, 16))
@@ -257,7 +259,7 @@ def test_network_is_the_sum_of_its_channels_worked_out_densely(self_loops):
     weights = random_weights(network, seed=3)
     weights.centroids = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(2))
     output = network(weights, fleet.graph)
-    model = take(weights, 0)
+    model = select_clients(weights, 0)
     nodes = fleet.graph.features[0] @ model.projection.weight + model.projection.bias
     kinds = by_edge(fleet.graph, nearest_types(fleet.graph, nodes.unsqueeze(0), weights.centroids))
     assert set(kinds.values()) == {0, 1}
@@ -328,15 +330,15 @@ def test_clients_of_one_graph_in_different_orders_find_each_other():
     fleet = setup.fleet([0, 1])
     setup.method.start_client(fleet)
     server, _ = small_server(setup.method)
-    own = take(fleet.state.model.centroids, torch.tensor([0, 0]))
+    own = select_clients(fleet.state.model.centroids, torch.tensor([0, 0]))
     own[1] = own[1].flip(0)
     order = torch.tensor([[0, 1], [1, 0]])
     sent = stack([ordered(server.state.model, order[k]) for k in (0, 1)])
     sent.centroids = own
     replies = setup.method.train(fleet, Tree(model=sent, known=torch.tensor([True, True])))
     assert match(replies.model.centroids, replies.model.centroids[0]).tolist() == order.tolist()
-    assert gap(ordered(take(replies.model, 1), order[1]), take(replies.model, 0)) < 1e-5
-    assert gap(take(replies.model, 1), take(replies.model, 0)) > 1e-2
+    assert gap(ordered(select_clients(replies.model, 1), order[1]), select_clients(replies.model, 0)) < 1e-5
+    assert gap(select_clients(replies.model, 1), select_clients(replies.model, 0)) > 1e-2
 
 
 def test_bytes_are_a_model_with_its_centroids_and_what_each_cluster_has():
@@ -350,7 +352,7 @@ def test_bytes_are_a_model_with_its_centroids_and_what_each_cluster_has():
 
 
 def test_global_model_is_scored_with_its_own_centroids():
-    from graft.exchange import Request
+    from graft.federation.exchange import Request
 
     setup = toy_setup(FedLIT(types=2), epochs=20)
     played = play(setup, rounds=2)

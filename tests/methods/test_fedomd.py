@@ -10,13 +10,13 @@ import graft
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.exchange import Request
 from graft.experiments.experiment import make_experiment
+from graft.federation.exchange import Request
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedomd import FedOMD, FedOMDPaper, central_moments, discrepancy, hidden_of, moments_around
 from graft.models.ortho_gcn import OrthoGCN, departure
-from graft.randomness import Stream
-from graft.weights import count_bytes, leaves, map_tree, spread
+from graft.tensors.randomness import Stream
+from graft.tensors.trees import broadcast_tree, count_bytes, flatten, map_tree
 from tests.methods.prototypes import hand_graph, mirror_setup
 from tests.toy import CLASSES, gap, play, random_weights, same, toy_graph, toy_setup
 
@@ -86,7 +86,7 @@ def test_global_moments_are_those_of_all_hidden_features_together(models, dropou
     sent = map_tree(lambda leaf: leaf[0], start)
     play(setup, rounds=1, engine=engine, state=map_tree(torch.clone, {"model": sent}))
     fleet.random = Stream(fleet.state.seeds)
-    hidden, _ = hidden_of(fleet, spread(sent, 3, fleet.device))
+    hidden, _ = hidden_of(fleet, broadcast_tree(sent, 3, fleet.device))
     assert len(hidden) == {"ortho_gcn": 3, "ortho_gcn5": 6, "gcn": 1}[models]
     assert not fleet.graph.real.all()
     center, target = engine.seen[1][0].message, engine.seen[2][0].message
@@ -260,7 +260,7 @@ def test_training_draws_the_layers_to_orthogonal_matrices():
     def left(alpha):
         played = play(ortho_setup(FedOMD(alpha=alpha, beta=0.0), epochs=20), rounds=3)
         model = played.engine.fleets[0].model
-        return departure(model.inner_weights(spread(played.server.state.model, 1, torch.device("cpu")))).sum()
+        return departure(model.inner_weights(broadcast_tree(played.server.state.model, 1, torch.device("cpu")))).sum()
 
     assert left(1.0) < 0.5 * left(0.0)
 
@@ -404,7 +404,7 @@ def test_without_discrepancy_only_weights_travel():
     assert engine.asked == ["train", "train"]
     model = count_bytes(played.server.state.model)
     assert (played.traffic.down, played.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 8))
-    assert {path.split("/")[0] for path, _ in leaves(played.client(0))} == {"model", "optimizer"}
+    assert {path.split("/")[0] for path, _ in flatten(played.client(0))} == {"model", "optimizer"}
 
 
 def test_orthogonal_networks_are_the_same_alone_in_processes_and_resumed():

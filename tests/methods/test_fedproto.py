@@ -9,12 +9,12 @@ from torch import nn
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.exchange import Request
+from graft.federation.exchange import Request
 from graft.methods.fedproto import FedProto, class_means, prototype_loss
 from graft.methods.fedtgp import FedTGP
 from graft.methods.local import Local
 from graft.models.gcn import GCN
-from graft.weights import leaves, take
+from graft.tensors.trees import flatten, select_clients
 from tests.methods.prototypes import hand_graph, known, mirror_setup
 from tests.toy import CLASSES, gap, play, same, toy_graph, toy_graphs, toy_setup
 
@@ -39,7 +39,7 @@ def test_prototypes_of_owners_are_averaged(aggregation, wanted):
 def test_client_sends_means_and_counts_of_its_training_nodes():
     graph = hand_graph([(0, 1), (2, 3), (9, 9), (4, 4)], [0, 0, 0, 2], 3, train=[1, 1, 0, 1])
     engine = InProcess(mirror_setup(FedProto(), [graph, larger_client()]))
-    nothing = take(known([[0.0, 0.0]] * 3, [False] * 3), 0)
+    nothing = select_clients(known([[0.0, 0.0]] * 3, [False] * 3), 0)
     reply = engine.ask(Request("train", 1, [0, 1], nothing))[0]
     assert reply.prototypes.tolist() == [[1, 2], [0, 0], [4, 4]]
     assert reply.counts.tolist() == [2, 0, 1]
@@ -247,8 +247,8 @@ def test_messages_have_the_shape_of_the_prototypes_whatever_the_models(method):
     engine.ask = lambda request: seen.append((request.message, ask(request))) or seen[-1][1]
     play(setup, rounds=2, engine=engine)
     for message, replies in seen:
-        assert {path: tuple(leaf.shape) for path, leaf in leaves(message)} == {"prototypes": (3, 8), "present": (3,)}
-        assert {path: tuple(leaf.shape) for path, leaf in leaves(replies[0])} == {"prototypes": (3, 8), "counts": (3,)}
+        assert {path: tuple(leaf.shape) for path, leaf in flatten(message)} == {"prototypes": (3, 8), "present": (3,)}
+        assert {path: tuple(leaf.shape) for path, leaf in flatten(replies[0])} == {"prototypes": (3, 8), "counts": (3,)}
 
 
 class Logits(nn.Module):
@@ -290,7 +290,7 @@ def test_client_without_training_nodes_sends_nothing_that_counts(method):
     with_it = play(toy_setup(method(), graphs=[graphs[0], bare]), rounds=2)
     without = play(toy_setup(method(), graphs=[graphs[0]]), rounds=2)
     assert gap(with_it.server.state, without.server.state) < 1e-6
-    assert all(leaf.isfinite().all() for _, leaf in leaves(with_it.client(1)))
+    assert all(leaf.isfinite().all() for _, leaf in flatten(with_it.client(1)))
 
 
 def test_norm_of_the_prototypes_is_recorded():

@@ -5,7 +5,7 @@ import torch
 
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedprox import FedProx
-from graft.weights import grow, leaves, squared_distance
+from graft.tensors.trees import flatten, squared_distance, unflatten
 from tests.methods.quadratic import PulledValley, Valley, number_setup
 from tests.toy import gap, play, same, toy_setup
 
@@ -71,13 +71,13 @@ def test_reference_is_a_copy_so_that_the_pull_grows_with_training():
 def test_pull_adds_its_gradient_to_every_weight():
     fleet = toy_setup(FedProx()).fleet([0, 1, 2])
     received = fleet.initial()
-    moved = [leaf + 0.5 for _, leaf in leaves(received)]
-    paths = [path for path, _ in leaves(received)]
+    moved = [leaf + 0.5 for _, leaf in flatten(received)]
+    paths = [path for path, _ in flatten(received)]
 
     def gradients(method):
-        tree = grow({path: leaf.clone().requires_grad_() for path, leaf in zip(paths, moved, strict=True)})
+        tree = unflatten({path: leaf.clone().requires_grad_() for path, leaf in zip(paths, moved, strict=True)})
         loss = method.loss(fleet, tree, received)
-        return torch.autograd.grad(loss.sum(), [leaf for _, leaf in leaves(tree)])
+        return torch.autograd.grad(loss.sum(), [leaf for _, leaf in flatten(tree)])
 
     for pulled, plain in zip(gradients(FedProx(mu=0.2)), gradients(FedAvg()), strict=True):
         torch.testing.assert_close(pulled - plain, torch.full_like(plain, 0.2 * 0.5), atol=1e-6, rtol=1e-5)

@@ -5,11 +5,11 @@ import torch
 
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.exchange import Clients, Server, Traffic
-from graft.fleet import initial
+from graft.federation.exchange import Clients, Server, Traffic
+from graft.federation.fleet import initial
 from graft.methods.fedproto import FedProto
 from graft.methods.fedtgp import FedTGP, Generator, contrast, generate, nearest_gaps
-from graft.weights import map_tree
+from graft.tensors.trees import map_tree
 from tests.methods.prototypes import hand_graph, mirror_setup
 from tests.toy import gap, play, same, toy_graphs, toy_setup
 

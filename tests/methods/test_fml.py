@@ -8,11 +8,11 @@ from torch.nn import functional
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.experiments.experiment import make_method
-from graft.fleet import initial
+from graft.federation.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.fml import FML
 from graft.methods.local import Local
-from graft.weights import Tree, count_bytes, leaves, map_tree, stack
+from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack
 from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup, trained_tree
 
 SURE = torch.tensor([0.75, 0.25]).log()
@@ -190,7 +190,7 @@ def test_own_module_keeps_its_buffers_untrained():
     for client in range(2):
         assert same(deaf.client(client).model, local.client(client).model)
         assert int(deaf.client(client).model.norm.num_batches_tracked) == 2 * 3
-        assert not any("running" in path for path, _ in leaves(deaf.client(client).optimizer))
+        assert not any("running" in path for path, _ in flatten(deaf.client(client).optimizer))
         assert torch.equal(
             listening.client(client).model.norm.running_mean, local.client(client).model.norm.running_mean
         )

@@ -6,11 +6,11 @@ import torch
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
+from graft.federation.topologies import Topology
 from graft.methods.fedavg import FedAvg
 from graft.methods.gossip import Gossip
 from graft.methods.local import Local
-from graft.topologies import Topology
-from graft.weights import Tree, count_bytes
+from graft.tensors.trees import Tree, count_bytes
 from tests.methods.line import Numbers, line, places
 from tests.toy import gap, play, same, toy_setup
 

@@ -9,14 +9,14 @@ from torch import nn
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.exchange import Request
-from graft.fleet import initial
+from graft.federation.exchange import Request
+from graft.federation.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.lg_fedavg import LGFedAvg
 from graft.methods.local import Local
 from graft.models.architecture import Model, Output
 from graft.models.gcn import GCN
-from graft.weights import Tree, leaves
+from graft.tensors.trees import Tree, flatten
 from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
 
 
@@ -96,8 +96,11 @@ def test_messages_hold_the_two_tensors_of_the_head_and_a_vote():
     engine.ask = lambda request: seen.append((request.message, ask(request))) or seen[-1][1]
     played = play(setup, rounds=2, engine=engine)
     for message, replies in seen:
-        assert {path: tuple(leaf.shape) for path, leaf in leaves(message)} == {"head/weight": (8, 3), "head/bias": (3,)}
-        assert [path for path, _ in leaves(replies[0])] == ["shared/head/weight", "shared/head/bias", "weight"]
+        assert {path: tuple(leaf.shape) for path, leaf in flatten(message)} == {
+            "head/weight": (8, 3),
+            "head/bias": (3,),
+        }
+        assert [path for path, _ in flatten(replies[0])] == ["shared/head/weight", "shared/head/bias", "weight"]
     head = 4 * (8 * 3 + 3)
     assert (played.traffic.down, played.traffic.up) == (2 * 5 * head, 2 * 5 * (head + 8))
 

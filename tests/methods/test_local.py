@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from graft.engines.in_process import InProcess
-from graft.exchange import Request
-from graft.fleet import initial
+from graft.federation.exchange import Request
+from graft.federation.fleet import initial
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from tests.toy import gap, play, same, toy_graph, toy_graphs, toy_setup

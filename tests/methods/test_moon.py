@@ -9,7 +9,7 @@ from graft.errors import InputError
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.methods.moon import MOON, unit
-from graft.weights import Tree, map_tree
+from graft.tensors.trees import Tree, map_tree
 from tests.methods.prototypes import hand_graph, mirror_setup
 from tests.toy import gap, play, random_weights, same, toy_setup
 

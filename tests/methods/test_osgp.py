@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from graft.errors import InputError
+from graft.federation.topologies import Topology, exponential
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.methods.osgp import OSGP
-from graft.topologies import Topology, exponential
-from graft.weights import count_bytes
+from graft.tensors.trees import count_bytes
 from tests.methods.line import line, places
 from tests.toy import gap, play, toy_setup
 

@@ -7,11 +7,11 @@ import torch
 
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
+from graft.federation.topologies import Topology
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.methods.pens import PENS
-from graft.topologies import Topology
-from graft.weights import count_bytes
+from graft.tensors.trees import count_bytes
 from tests.methods.line import line, places
 from tests.toy import gap, play, same, toy_graph, toy_graphs, toy_setup
 

@@ -11,7 +11,7 @@ from graft.experiments.run import participants
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.methods.scaffold import SCAFFOLD
-from graft.weights import Tree, count_bytes, leaves, map_tree, spread, stack, weighted_mean
+from graft.tensors.trees import Tree, broadcast_tree, count_bytes, flatten, map_tree, stack, weighted_mean
 from tests.methods.quadratic import Parabolas, number_setup
 from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
 
@@ -79,10 +79,10 @@ def test_after_one_local_step_both_options_hold_the_gradient_at_the_received_mod
     setup = toy_setup(SCAFFOLD(), **settings)
     fleet = setup.fleet([0, 1, 2])
     start = map_tree(lambda leaf: leaf.clone().requires_grad_(), fleet.initial())
-    decay = sum(0.05 * leaf.square().sum() for _, leaf in leaves(start))  # each step pulls at the weights too
+    decay = sum(0.05 * leaf.square().sum() for _, leaf in flatten(start))  # each step pulls at the weights too
     total = fleet.cross_entropy(fleet.forward(start).logits).sum() + decay
-    wanted = torch.autograd.grad(total, [leaf for _, leaf in leaves(start)])
-    for (_, found), gradient in zip(leaves(controls(options[0])), wanted, strict=True):
+    wanted = torch.autograd.grad(total, [leaf for _, leaf in flatten(start)])
+    for (_, found), gradient in zip(flatten(controls(options[0])), wanted, strict=True):
         torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-5)
     longer = [
         play(toy_setup(SCAFFOLD(control=one), **(settings | {"epochs": 3})), rounds=1) for one in ("gradient", "steps")
@@ -97,7 +97,7 @@ def test_one_client_is_local_training_bit_for_bit(model, optimizer):
     ours = play(toy_setup(SCAFFOLD(), **settings), rounds=4)
     assert same(ours.client(0).model, play(toy_setup(Local(), **settings), rounds=4).client(0).model)
     assert same(ours.server.state.control, ours.client(0).control)
-    assert max(float(leaf.abs().max()) for _, leaf in leaves(ours.server.state.control)) > 1e-3
+    assert max(float(leaf.abs().max()) for _, leaf in flatten(ours.server.state.control)) > 1e-3
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -126,7 +126,7 @@ def test_clients_that_never_took_part_have_no_control_and_still_count():
     played = play(setup, rounds=1)
     (asked,) = participants([0, 1, 2], 0.34, 0, 1)
     silent = [client for client in range(3) if client != asked]
-    assert not any(leaf.any() for client in silent for _, leaf in leaves(played.client(client).control))
+    assert not any(leaf.any() for client in silent for _, leaf in flatten(played.client(client).control))
     third = map_tree(lambda leaf: leaf / 3, played.client(asked).control)
     assert gap(played.server.state.control, third) < 1e-7
     assert gap(played.server.state.control, played.client(asked).control) > 1e-3
@@ -171,7 +171,7 @@ def test_change_is_taken_against_the_old_control_and_the_server_control_of_this_
     fleet = setup.fleet([0, 1])
     setup.method.start_client(fleet)
     fleet.state.control = Tree(x=torch.tensor([1.0, 2.0]))
-    received = spread(Tree(model=Tree(x=torch.tensor(2.0)), control=Tree(x=torch.tensor(0.5))), 2, fleet.device)
+    received = broadcast_tree(Tree(model=Tree(x=torch.tensor(2.0)), control=Tree(x=torch.tensor(0.5))), 2, fleet.device)
     reply = setup.method.train(fleet, received)
     # Gradients at 2 are 2 and -6; steps go along 2 - 1 + 0.5 and -6 - 2 + 0.5; the new controls are the gradients.
     torch.testing.assert_close(reply.model.x, torch.tensor([2 - 0.15, 2 + 0.75]))
@@ -200,7 +200,7 @@ def test_buffers_have_no_control_and_are_averaged(option):
     with torch.random.fork_rng():
         setup = toy_setup(SCAFFOLD(control=option, server_step=3.0), 2, Normed(), graphs=[toy_graph(9), toy_graph(8)])
     played = play(setup, rounds=2)
-    assert [path for path, _ in leaves(played.client(0).control)] == [
+    assert [path for path, _ in flatten(played.client(0).control)] == [
         "norm/weight",
         "norm/bias",
         "head/weight",

@@ -10,13 +10,13 @@ from torch.nn import functional
 from torch_geometric.nn import GATConv, GCNConv, GINConv, JumpingKnowledge, SAGEConv, SGConv
 
 from graft.errors import InputError
-from graft.fleet import build_fleet, initial
+from graft.federation.fleet import build_fleet, initial
 from graft.methods.local import Local
 from graft.models import assign_models, build_model
 from graft.models.gin import GIN
-from graft.randomness import Stream
-from graft.training import Training
-from graft.weights import leaves, take
+from graft.tensors.randomness import Stream
+from graft.tensors.trees import flatten, select_clients
+from graft.training.loop import Training
 from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
 
 NAMES = ("gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4", "gcn6", "gcn8")
@@ -139,7 +139,7 @@ class Stock(nn.Module):
         self.pairs += [(f"{place}/{path}", parameter, shape) for path, parameter, shape in pairs]
 
     def load(self, weights):
-        ours = dict(leaves(weights))
+        ours = dict(flatten(weights))
         assert {path for path, _, _ in self.pairs} == set(ours)
         for path, parameter, shape in self.pairs:
             parameter.data = shape(ours[path]).clone()
@@ -170,14 +170,14 @@ def test_every_model_equals_its_stock_layers(case):
     ours = fleet.forward(weights)
     gradients = dict(
         zip(
-            [path for path, _ in leaves(weights)],
+            [path for path, _ in flatten(weights)],
             torch.autograd.grad(fleet.cross_entropy(ours.logits).sum(), wanted),
             strict=True,
         )
     )
 
     stock = Stock(name, head, graph.features)
-    stock.load(take(weights, 0))
+    stock.load(select_clients(weights, 0))
     embedding, logits = stock(dense_of(graph), torch.from_numpy(graph.edges))
     train = torch.from_numpy(graph.train)
     functional.cross_entropy(logits[train], torch.from_numpy(graph.y)[train]).backward()
@@ -187,7 +187,7 @@ def test_every_model_equals_its_stock_layers(case):
     for path, parameter, shape in stock.pairs:
         torch.testing.assert_close(shape(gradients[path][0]), parameter.grad, atol=1e-5, rtol=1e-5, msg=path)
 
-    stock.load(take(random_weights(fleet.model, seed=1), 0))
+    stock.load(select_clients(random_weights(fleet.model, seed=1), 0))
     other = stock(dense_of(graph), torch.from_numpy(graph.edges))[1]
     assert (ours.logits[0] - other).abs().max() > 1e-2  # other weights, other logits
 
@@ -216,7 +216,7 @@ def test_fleet_of_three_predicts_as_three_fleets_of_one(case):
     gradients = torch.autograd.grad(fleet.cross_entropy(output.logits).sum(), wanted)
     for client, graph in enumerate(graphs):
         alone = make_fleet(name, head, graphs=[graph], clients=[client])
-        own, own_wanted = trained_tree(take(weights, slice(client, client + 1)))
+        own, own_wanted = trained_tree(select_clients(weights, slice(client, client + 1)))
         single = alone.forward(own)
         own_gradients = torch.autograd.grad(alone.cross_entropy(single.logits).sum(), own_wanted)
         torch.testing.assert_close(output.logits[client, : graph.nodes], single.logits[0], atol=1e-5, rtol=1e-5)
@@ -242,8 +242,8 @@ def test_fleet_of_three_trains_as_three_fleets_of_one(case, dropout):
     for client, graph in enumerate(graphs):
         alone = make_fleet(name, head, graphs=[graph], clients=[client], dropout=dropout, epochs=4)
         alone.begin(1, "train")
-        own = alone.fit(take(start, slice(client, client + 1)), loss_of(alone))
-        assert gap(take(own, 0), take(together, client)) < 1e-5
+        own = alone.fit(select_clients(start, slice(client, client + 1)), loss_of(alone))
+        assert gap(select_clients(own, 0), select_clients(together, client)) < 1e-5
     fleet.state.clear()
     fleet.begin(2, "train")  # another round has other dropout, and only then other weights
     assert same(fleet.fit(start, loss_of(fleet)), together) == (dropout == 0)
@@ -266,7 +266,7 @@ def test_a_selection_of_a_fleet_predicts_as_the_whole(case):
     fleet = make_fleet(name, head, sparse)
     weights = random_weights(fleet.model, 3)
     whole = fleet.predict(weights).logits
-    some = fleet.select([2, 0]).predict(take(weights, torch.tensor([2, 0]))).logits
+    some = fleet.select([2, 0]).predict(select_clients(weights, torch.tensor([2, 0]))).logits
     torch.testing.assert_close(some, whole[[2, 0]], atol=1e-6, rtol=1e-6)
     assert not torch.allclose(some, whole[[0, 2]])
 
@@ -299,8 +299,8 @@ def test_initial_weights_depend_on_the_seed_alone(layout):
     assert gap(initial(model, 3), initial(model, 4)) > 1e-2
     fleet = toy_setup(Local(), models=name, head=head, seed=3).fleet([0, 1, 2])
     started = fleet.initial()
-    assert same(take(started, 0), take(started, 2))
-    assert same(take(started, 0), initial(fleet.model, 3))
+    assert same(select_clients(started, 0), select_clients(started, 2))
+    assert same(select_clients(started, 0), initial(fleet.model, 3))
 
 
 GLOROT = {"gcn": ("weight",), "gat": ("weight", "target", "source")}  # the other leaves start as PyTorch's Linear does
@@ -311,7 +311,7 @@ def test_initial_weights_fill_their_bounds(name):
     model = build_model(name, 200, 5, width=64)
     weights = initial(model, 0)
     kind = name.rstrip("0123456789")
-    for path, leaf in leaves(weights):
+    for path, leaf in flatten(weights):
         *_, field = path.split("/")
         starts_as_glorot = kind in GLOROT and not path.startswith("head")
         if field in ("scale", "shift"):
@@ -335,7 +335,7 @@ def test_initial_weights_fill_their_bounds(name):
 def inputs_of(weights, path):
     """How many inputs the layer of a bias has."""
     place = path.rsplit("/", 1)[0] + "/"
-    return next(leaf.shape[0] for other, leaf in leaves(weights) if other.startswith(place) and leaf.dim() == 2)
+    return next(leaf.shape[0] for other, leaf in flatten(weights) if other.startswith(place) and leaf.dim() == 2)
 
 
 def test_convolutional_head_of_gat_has_one_attention_head_whatever_the_number_of_classes():

@@ -5,12 +5,12 @@ import torch
 from torch_geometric.nn import GCNConv
 
 from graft.errors import InputError
-from graft.fleet import build_fleet, initial
+from graft.federation.fleet import build_fleet, initial
 from graft.models import build_model
 from graft.models.gcn import GCN
 from graft.models.ortho_gcn import OrthoGCN, departure, orthogonalised
-from graft.training import Training
-from graft.weights import leaves, take
+from graft.tensors.trees import flatten, select_clients
+from graft.training.loop import Training
 from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, trained_tree
 
 WIDTH = 8
@@ -117,14 +117,14 @@ def test_network_equals_stock_layers_with_the_effective_matrices(depth, head):
     x, edges = torch.from_numpy(graph.x), torch.from_numpy(graph.edges)
     hidden = []
     for index in range(depth + 1):
-        layer = take(weights[f"layer{index}"], 0)
+        layer = select_clients(weights[f"layer{index}"], 0)
         stock = GCNConv(x.shape[1], WIDTH, bias=index == 0)
         stock.lin.weight.data = (fleet.model.effective(layer.weight) if index else layer.weight).t()
         if index == 0:
             stock.bias.data = layer.bias
         x = torch.relu(stock(x, edges))
         hidden.append(x)
-    last = take(weights.head, 0)
+    last = select_clients(weights.head, 0)
     stock = GCNConv(WIDTH, CLASSES)
     stock.lin.weight.data, stock.bias.data = last.weight.t(), last.bias
     wanted = stock(x, edges) if head == "conv" else x @ last.weight + last.bias
@@ -143,7 +143,7 @@ def test_without_orthogonality_it_is_a_gcn_of_one_layer_more_bit_for_bit():
     fleet = make_fleet(orthogonal=False)
     gcn = GCN(fleet.model.features, CLASSES, depth=3, width=WIDTH, dropout=0.0)
     weights = random_weights(gcn, 3)
-    assert [path for path, _ in leaves(weights)] == [path for path, _ in leaves(random_weights(fleet.model, 3))]
+    assert [path for path, _ in flatten(weights)] == [path for path, _ in flatten(random_weights(fleet.model, 3))]
     plain, wanted = fleet.predict(weights), fleet.predict(weights, gcn)
     assert torch.equal(plain.logits, wanted.logits)
     assert torch.equal(plain.embedding, wanted.embedding)
@@ -173,7 +173,7 @@ def test_fleet_of_three_predicts_as_three_fleets_of_one(depth, head, sparse):
     gradients = torch.autograd.grad(fleet.cross_entropy(output.logits).sum(), wanted)
     for client, graph in enumerate(graphs):
         alone = make_fleet([graph], [client], depth=depth, head=head)
-        own, own_wanted = trained_tree(take(weights, slice(client, client + 1)))
+        own, own_wanted = trained_tree(select_clients(weights, slice(client, client + 1)))
         single = alone.forward(own)
         own_gradients = torch.autograd.grad(alone.cross_entropy(single.logits).sum(), own_wanted)
         torch.testing.assert_close(output.logits[client, : graph.nodes], single.logits[0], atol=1e-5, rtol=1e-5)
@@ -197,14 +197,20 @@ def test_fleet_of_three_trains_as_three_fleets_of_one(dropout):
     assert gap(together, start) > 1e-2
     for client, graph in enumerate(graphs):
         alone = make_fleet([graph], [client], dropout=dropout, training=training)
-        assert gap(take(trained(alone, take(start, slice(client, client + 1))), 0), take(together, client)) < 1e-5
+        assert (
+            gap(
+                select_clients(trained(alone, select_clients(start, slice(client, client + 1))), 0),
+                select_clients(together, client),
+            )
+            < 1e-5
+        )
 
 
 def test_selection_of_a_fleet_predicts_as_the_whole():
     fleet = make_fleet()
     weights = random_weights(fleet.model, 3)
     whole = fleet.predict(weights).logits
-    some = fleet.select([2, 0]).predict(take(weights, torch.tensor([2, 0]))).logits
+    some = fleet.select([2, 0]).predict(select_clients(weights, torch.tensor([2, 0]))).logits
     torch.testing.assert_close(some, whole[[2, 0]], atol=1e-6, rtol=1e-6)
 
 
@@ -234,7 +240,7 @@ def test_first_layer_may_start_with_orthogonal_columns():
 
 
 def test_orthogonal_layers_have_no_bias():
-    assert [path for path, _ in leaves(initial(OrthoGCN(6, CLASSES), 0))] == [
+    assert [path for path, _ in flatten(initial(OrthoGCN(6, CLASSES), 0))] == [
         "layer0/weight",
         "layer0/bias",
         "layer1/weight",

@@ -12,7 +12,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedprox import FedProx
 from graft.methods.local import Local
 from graft.models import build_model
-from graft.weights import leaves, map_tree, squared_distance, weighted_mean
+from graft.tensors.trees import flatten, map_tree, squared_distance, weighted_mean
 from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
 
 BUFFERS = {"norm/running_mean", "norm/running_var", "norm/num_batches_tracked"}
@@ -60,7 +60,7 @@ def train_by_hand(net, graph, epochs, **settings):
 def test_own_module_trains_as_it_would_by_hand(net, method):
     graph = toy_graph(12)
     played = play(toy_setup(method, models=net, graphs=[graph], epochs=3), rounds=2)
-    ours = dict(leaves(played.client(0).model))
+    ours = dict(flatten(played.client(0).model))
     wanted = train_by_hand(net, graph, 6)
     assert ours.keys() == wanted.keys()
     for path, value in wanted.items():
@@ -93,8 +93,8 @@ def test_buffers_are_updated_at_clients_and_averaged_at_the_server(net):
 
 def test_optimiser_keeps_nothing_for_buffers(net):
     played = play(toy_setup(FedAvg(), models=net), rounds=1)
-    held = {path for path, _ in leaves(played.client(0).optimizer.model.first)}
-    assert held == {path for path, _ in leaves(played.client(0).model)} - BUFFERS
+    held = {path for path, _ in flatten(played.client(0).optimizer.model.first)}
+    assert held == {path for path, _ in flatten(played.client(0).model)} - BUFFERS
 
 
 def test_scoring_leaves_the_buffers_alone(net):

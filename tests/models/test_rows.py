@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from graft.fleet import build_fleet
-from graft.graph import Rows, lay_out
+from graft.federation.fleet import build_fleet
+from graft.graphs.fleet_graph import Rows, build_fleet_graph
 from graft.models import build_model
-from graft.models.mixed import marks, mixed
-from graft.randomness import Stream
-from graft.sparse import BlockSparse
-from graft.training import Training
-from graft.weights import Tree, take
+from graft.models.heterogeneous import architecture_names, make_heterogeneous
+from graft.tensors.randomness import Stream
+from graft.tensors.sparse import BlockSparse
+from graft.tensors.trees import Tree, select_clients
+from graft.training.loop import Training
 from tests.toy import CLASSES, random_weights, toy_graphs, trained_tree
 
 CPU = torch.device("cpu")
@@ -41,12 +41,12 @@ def results(weights, say):
 def test_it_says_of_some_nodes_what_it_says_of_all(name, head, sparse, monkeypatch):
     if head == "conv" and name in ("gcn1", "sage1", "mlp1"):
         pytest.skip("there is no layer before such a head")
-    graph = lay_out(toy_graphs(sparse=sparse), CPU)
+    graph = build_fleet_graph(toy_graphs(sparse=sparse), CPU)
     model = build_model(name, graph.width, CLASSES, width=8, dropout=0.5, head=head)
     weights = random_weights(model, 3)
     wanted, draws = results(weights, lambda tree, stream: map(picked, model(tree, graph, stream)))
     for small in (2**18, 0):  # masks drawn for all nodes, or for those that are asked about
-        monkeypatch.setattr("graft.randomness.SMALL", small)
+        monkeypatch.setattr("graft.tensors.randomness.SMALL_MASK", small)
         found, others = results(weights, lambda tree, stream: model.at(tree, Rows(graph, NODES, REAL), stream))
         assert draws == others
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -56,11 +56,11 @@ def test_it_says_of_some_nodes_what_it_says_of_all(name, head, sparse, monkeypat
 def test_so_do_several_architectures_and_clients_selected_from_more(sparse):
     graphs = toy_graphs(sparse=sparse)
     kinds = [build_model(name, graphs[0].features, CLASSES, width=8, dropout=0.5) for name in ("gcn", "sage", "gat")]
-    model = mixed(kinds, marks(kinds))
+    model = make_heterogeneous(kinds, architecture_names(kinds))
     weights = Tree({kind.name: random_weights(kind.model, 1, seed=place) for place, kind in enumerate(model.parts)})
-    graph = lay_out(graphs, CPU)
+    graph = build_fleet_graph(graphs, CPU)
     wanted, _ = results(weights, lambda tree, stream: map(picked, model(tree, graph, stream)))
-    more = lay_out([graphs[1], graphs[0], graphs[2], graphs[1]], CPU)
+    more = build_fleet_graph([graphs[1], graphs[0], graphs[2], graphs[1]], CPU)
     chosen = [1, 3, 2]
     there = Rows(more, torch.stack([NODES[1], NODES[0], NODES[2], NODES[1]]), REAL[[1, 0, 2, 1]])
     for rows in (Rows(graph, NODES, REAL), Rows(more.select(chosen), NODES, REAL, (there, chosen))):
@@ -78,7 +78,7 @@ def test_rows_of_a_matrix_by_hand():
 
 
 def test_numbers_of_any_kind_can_be_picked():
-    graph = lay_out(toy_graphs(), CPU)
+    graph = build_fleet_graph(toy_graphs(), CPU)
     values = torch.randn(3, graph.nodes, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = Rows(graph, NODES, REAL)
     assert torch.equal(rows.own(values), picked(values))
@@ -99,7 +99,7 @@ def test_loss_of_the_labels_is_their_cross_entropy_among_all_and_for_some_client
     torch.testing.assert_close(fleet.label_loss(weights, dropout=False), wanted)
     chosen = [3, 0]
     part = fleet.select(chosen)
-    mine = take(weights, torch.tensor(chosen))
+    mine = select_clients(weights, torch.tensor(chosen))
     torch.testing.assert_close(part.label_loss(mine, dropout=False), wanted[chosen])
     torch.testing.assert_close(part.cross_entropy(part.predict(mine).logits), wanted[chosen])
 
@@ -119,8 +119,8 @@ def test_client_without_a_training_node_has_no_loss_and_no_gradient():
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "sgc", "gcn4", "ortho_gcn"])
 def test_spreading_dense_features_first_changes_nothing(name):
     graphs = toy_graphs()
-    lasting, passing = lay_out(graphs, CPU), lay_out(graphs, CPU)
-    passing.lasting = False
+    lasting, passing = build_fleet_graph(graphs, CPU), build_fleet_graph(graphs, CPU)
+    passing.cacheable = False
     model = build_model(name, lasting.width, CLASSES, width=8)
     weights = random_weights(model, 3)
     found, wanted = (model(weights, graph) for graph in (lasting, passing))
@@ -128,15 +128,15 @@ def test_spreading_dense_features_first_changes_nothing(name):
     assert lasting._spread
     assert not any(spread is not None for spread in passing._spread.values())
     chosen = [2, 0]
-    logits = model(take(weights, torch.tensor(chosen)), lasting.select(chosen)).logits
+    logits = model(select_clients(weights, torch.tensor(chosen)), lasting.select(chosen)).logits
     torch.testing.assert_close(logits, wanted.logits[chosen], rtol=1e-4, atol=1e-5)
 
 
 def test_features_that_are_learnt_keep_their_gradient_and_sparse_ones_stay_sparse():
-    graph = lay_out(toy_graphs(), CPU)
+    graph = build_fleet_graph(toy_graphs(), CPU)
     graph.features = graph.features.clone().requires_grad_()
-    graph.lasting = False
+    graph.cacheable = False
     model = build_model("gcn", graph.width, CLASSES, width=8)
     model(random_weights(model, 3), graph).logits.sum().backward()
     assert graph.features.grad.any()
-    assert lay_out(toy_graphs(sparse=True), CPU).spread("normalised") is None
+    assert build_fleet_graph(toy_graphs(sparse=True), CPU).spread("normalised") is None

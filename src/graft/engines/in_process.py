@@ -15,24 +15,24 @@ from torch import Tensor
 
 from graft.engines.capture import (
     Message,
-    NotRecorded,
-    Recorder,
+    NotCaptured,
     Round,
-    Rounds,
-    given,
-    on_host,
-    place_of,
-    shallow,
+    RoundCapture,
+    StepCapture,
+    fetch,
+    shallow_copy,
     side_stream,
+    step_arguments,
+    storage_of,
 )
-from graft.engines.memory import Plan, budget, estimate, in_words, mapped, parameters_of, plan
-from graft.engines.setup import Setup, StepFailed
+from graft.engines.memory import Plan, budget, estimate, format_bytes, mapped_zeros, parameters_of, plan
 from graft.errors import MemoryWarning
-from graft.exchange import Replies, Request, Server, check_reply
-from graft.fleet import Fleet, group_clients
-from graft.method import find_step
-from graft.sparse import side_by_side
-from graft.weights import Owners, Tree, grow, leaves, map_tree, plant, stack
+from graft.federation.exchange import Replies, Request, Server, check_reply
+from graft.federation.fleet import Fleet, group_clients
+from graft.federation.method import find_step
+from graft.federation.setup import Setup, StepFailed
+from graft.tensors.sparse import contiguous
+from graft.tensors.trees import Owners, Tree, flatten, map_tree, set_path, stack, unflatten
 
 
 class InProcess:
@@ -43,8 +43,8 @@ class InProcess:
         self._setup = setup
         if setup.device.type == "cpu":
             reuse_large_blocks()
-        apart = [[client] for client in setup.clients]
-        found = plan_fleets(setup, apart if alone else group_clients(setup.models, setup.graphs, setup.marks))
+        one_by_one = [[client] for client in setup.clients]
+        found = plan_fleets(setup, one_by_one if alone else group_clients(setup.models, setup.graphs, setup.marks))
         self.fleets = [setup.fleet(group) for group in found.groups]
         self._on_disk = found.on_disk
         self._parts: dict[int, tuple[list[int], Fleet]] = {}  # of every fleet, those that were asked last
@@ -59,11 +59,13 @@ class InProcess:
         fast = setup.device.type == "cuda" and setup.record and found.roomy
         native = [fleet for fleet in self.fleets if fast and fleet.model.stackable]
         # The first fleet shares the stream of everything else; further fleets run side by side with it.
-        self._recorders = {id(fleet): Recorder(None if place else side_stream()) for place, fleet in enumerate(native)}
+        self._recorders = {
+            id(fleet): StepCapture(None if place else side_stream()) for place, fleet in enumerate(native)
+        }
         # Rounds can be recorded as a whole where everybody takes part in all of them, with a native model.
         whole = fast and len(native) == len(self.fleets) and setup.participation == 1
-        self.rounds = Rounds(self.fleets, setup.device) if whole else None
-        self._playing: Rounds | None = None  # while a round is played that may be recorded as a whole
+        self.rounds = RoundCapture(self.fleets, setup.device) if whole else None
+        self._playing: RoundCapture | None = None  # while a round is played that may be recorded as a whole
 
     def members(self) -> list[int]:
         return self._setup.clients
@@ -71,16 +73,16 @@ class InProcess:
     def play(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:
         whole = self.rounds if self.rounds is not None and self.rounds.possible and kind is not None else None
         if whole is None or torch.cuda.current_stream() != side_stream():
-            return on_host(*round())
+            return fetch(*round())
         self._playing = whole
         try:
             return whole.play(server, kind, round)
-        except NotRecorded as error:
+        except NotCaptured as error:
             warnings.warn(f"Rounds are not recorded as a whole: {error}", RuntimeWarning, stacklevel=2)
             self._losses, server.records = [], {}
         finally:
             self._playing = None
-        return on_host(*round())
+        return fetch(*round())
 
     def ask(self, request: Request) -> Replies:
         function, takes_fleets = find_step(self._setup.method, request.step)
@@ -89,7 +91,7 @@ class InProcess:
         if not known:
             self._unscored |= asked
         parts: list[tuple[list[int], Any]] = []
-        busy: list[Recorder] = []
+        busy: list[StepCapture] = []
         if self._playing is not None and self._playing.watching and not takes_fleets:
             self._playing.possible = False
         for fleet in self.fleets:
@@ -118,7 +120,7 @@ class InProcess:
                 known = map_tree(lambda leaf: leaf.new_zeros(len(fleet.clients), *leaf.shape[1:]), reply)
             self._scores[id(fleet)] = map_tree(partial(with_rows, changed), known, reply)
             self._unscored -= set(clients)
-        return map_tree(lambda leaf: leaf[rows(chosen, leaf.device)], self._scores[id(fleet)])
+        return map_tree(lambda leaf: leaf[row_index(chosen, leaf.device)], self._scores[id(fleet)])
 
     def _run(
         self, function: Callable[..., Any], request: Request, whole: Fleet, chosen: list[int], *, record: bool
@@ -129,20 +131,20 @@ class InProcess:
         replaced = everyone and self._setup.participation == 1 and not self._on_disk
         fleet, kept = whole if everyone else self._part(whole, chosen), whole.state
         if not replaced:
-            taken = share_of(kept, chosen, whole)
-            fleet.state = shallow(taken)
+            taken = select_state(kept, chosen, whole)
+            fleet.state = shallow_copy(taken)
         fleet.begin(round, step, request.turn, self._playing.slots if self._playing else None)
         recorder = self._recorders.get(id(whole)) if replaced and record else None
         try:
             message = message_for(fleet, request)
             if recorder is None:
-                reply = function(fleet, *given(message, fleet))
+                reply = function(fleet, *step_arguments(message, fleet))
             elif self._playing is None:
                 reply = recorder.run(function, fleet, step, message)
             else:
                 with recorder.beside(fleet, message):
-                    reply = function(fleet, *given(message, fleet))
-            fleet.random.let_go()
+                    reply = function(fleet, *step_arguments(message, fleet))
+            fleet.random.clear_masks()
             check_reply(reply, len(fleet.clients), f"step '{step}'")
             if self._playing is not None and self._playing.watching and fleet.looked_at_round:
                 self._playing.possible = False
@@ -152,7 +154,7 @@ class InProcess:
             raise StepFailed(self._setup.name, fleet.clients, step, round, error) from error
         if not replaced:
             state, fleet.state, whole.state = fleet.state, Tree(), kept
-            reply = apart(reply, kept)
+            reply = detach_from_state(reply, kept)
             self._put_back(whole, chosen, taken, state)
         self._losses += [(label, fleet.clients, loss) for label, loss in fleet.labelled_losses(step)]
         return fleet.clients, reply
@@ -168,32 +170,32 @@ class InProcess:
         """State where it will live: every client's own, in memory or in a file."""
         if not self._on_disk:
             return map_tree(lambda leaf: leaf.to(self._setup.device).contiguous(), state)  # type: ignore[no-any-return]
-        return map_tree(lambda leaf: mapped(leaf.shape, leaf.dtype).copy_(leaf), state)  # type: ignore[no-any-return]
+        return map_tree(lambda leaf: mapped_zeros(leaf.shape, leaf.dtype).copy_(leaf), state)  # type: ignore[no-any-return]
 
     def _put_back(self, whole: Fleet, chosen: list[int], taken: Tree, state: Tree) -> None:
         """Write the state of the clients that were asked into the state of the whole fleet."""
-        known = dict(leaves(whole.state))
-        held = Counter(place_of(leaf) for leaf in known.values())
-        before = dict(leaves(taken))
+        known = dict(flatten(whole.state))
+        held = Counter(storage_of(leaf) for leaf in known.values())
+        before = dict(flatten(taken))
         changed = {}
-        for path, leaf in leaves(state):
-            if place_of(leaf) in held and leaf is before.get(path):  # unchanged, or changed where it is kept
+        for path, leaf in flatten(state):
+            if storage_of(leaf) in held and leaf is before.get(path):  # unchanged, or changed where it is kept
                 continue
             if path not in known:
                 if not path.startswith("optimizer/"):
                     raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
                 # A client that has not trained yet has an optimiser that has seen nothing: all zeros.
                 shape = len(whole.owners(path)), *leaf.shape[1:]
-                known[path] = mapped(shape, leaf.dtype) if self._on_disk else leaf.new_zeros(shape)
-                plant(whole.state, path, known[path])
-            elif held[place_of(known[path])] > 1:  # a step gave two fields one tensor
+                known[path] = mapped_zeros(shape, leaf.dtype) if self._on_disk else leaf.new_zeros(shape)
+                set_path(whole.state, path, known[path])
+            elif held[storage_of(known[path])] > 1:  # a step gave two fields one tensor
                 known[path] = known[path].clone()
-                plant(whole.state, path, known[path])
+                set_path(whole.state, path, known[path])
             # A view that moved to another field must be safe before anything is written.
-            changed[path] = leaf.clone() if place_of(leaf) in held else leaf
+            changed[path] = leaf.clone() if storage_of(leaf) in held else leaf
         for path, leaf in changed.items():
             into = known[path]
-            into[rows(whole.owners.rows(path, chosen), into.device)] = leaf.to(into.device)
+            into[row_index(whole.owners.rows(path, chosen), into.device)] = leaf.to(into.device)
 
     def losses(self) -> list[tuple[str, list[int], Tensor]]:
         losses, self._losses = self._losses, []
@@ -202,15 +204,15 @@ class InProcess:
     def state(self) -> dict[int, Tree]:
         states: dict[int, Tree] = {}
         for fleet in self.fleets:
-            apiece = [(path, leaf.unbind(), fleet.owners(path)) for path, leaf in leaves(fleet.state)]
+            apiece = [(path, leaf.unbind(), fleet.owners(path)) for path, leaf in flatten(fleet.state)]
             for position, client in enumerate(fleet.clients):
                 mine = {path: rows[position - owners.start] for path, rows, owners in apiece if position in owners}
-                states[client] = grow(mine)
+                states[client] = unflatten(mine)
         return states
 
     def restore(self, state: Mapping[int, Tree]) -> None:
         for fleet in self.fleets:
-            fleet.state = self._kept(stacked([state[client] for client in fleet.clients], fleet.owners))
+            fleet.state = self._kept(stack_states([state[client] for client in fleet.clients], fleet.owners))
             fleet.derived.clear()
         self._unscored = set(self._setup.clients)
 
@@ -250,8 +252,8 @@ def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
         names = ", ".join(map(str, found.too_large[:8])) + (", ..." if len(found.too_large) > 8 else "")
         most = max(needs[client].work for client in found.too_large)
         warnings.warn(
-            f"A step of client {names} is estimated to need up to {in_words(most)}, more than a budget of "
-            f"{in_words(available)} leaves beside what all clients hold; such clients train alone, and all the same.",
+            f"A step of client {names} is estimated to need up to {format_bytes(most)}, more than a budget of "
+            f"{format_bytes(available)} leaves beside what all clients hold; such clients train alone.",
             MemoryWarning,
             stacklevel=3,
         )
@@ -275,39 +277,41 @@ def reuse_large_blocks() -> None:
 def with_rows(chosen: list[int], into: Tensor, leaf: Tensor) -> Tensor:
     """A copy in which the rows of these clients are others."""
     changed = into.clone()
-    changed[rows(chosen, into.device)] = leaf
+    changed[row_index(chosen, into.device)] = leaf
     return changed
 
 
-def rows(chosen: list[int], device: torch.device) -> slice | Tensor:
+def row_index(chosen: list[int], device: torch.device) -> slice | Tensor:
     """Where these clients are along the client axis."""
-    if side_by_side(chosen):
+    if contiguous(chosen):
         return slice(chosen[0], chosen[-1] + 1)
     return torch.tensor(chosen, device=device)
 
 
-def share_of(state: Tree, chosen: list[int], whole: Fleet) -> Tree:
+def select_state(state: Tree, chosen: list[int], whole: Fleet) -> Tree:
     """The state of some clients of a fleet: a copy, but for clients side by side a view, which costs nothing.
 
     Nothing is left of a kind of model that none of them has.
     """
-    wanted = {path: whole.owners.rows(path, chosen) for path, _ in leaves(state)}
-    found = {path: leaf for path, leaf in leaves(state) if wanted[path]}
-    return grow({path: leaf[rows(wanted[path], leaf.device)].to(whole.device) for path, leaf in found.items()})
+    wanted = {path: whole.owners.rows(path, chosen) for path, _ in flatten(state)}
+    found = {path: leaf for path, leaf in flatten(state) if wanted[path]}
+    return unflatten(
+        {path: leaf[row_index(wanted[path], leaf.device)].to(whole.device) for path, leaf in found.items()}
+    )
 
 
-def apart(reply: Any, kept: Tree) -> Any:
+def detach_from_state(reply: Any, kept: Tree) -> Any:
     """A reply that does not change when what clients keep is written into."""
-    held = {place_of(leaf) for _, leaf in leaves(kept)}
-    return map_tree(lambda leaf: leaf.clone() if place_of(leaf) in held else leaf, reply)
+    held = {storage_of(leaf) for _, leaf in flatten(kept)}
+    return map_tree(lambda leaf: leaf.clone() if storage_of(leaf) in held else leaf, reply)
 
 
-def stacked(states: list[Tree], owners: Owners) -> Tree:
+def stack_states(states: list[Tree], owners: Owners) -> Tree:
     """The states of clients as that of a fleet; one that never trained, in a fleet of its own, had no optimiser yet."""
-    known = [dict(leaves(state)) for state in states]
+    known = [dict(flatten(state)) for state in states]
     like = {path: leaf for state in known for path, leaf in state.items()}
 
     def rows_of(path: str) -> list[Tensor]:
         return [known[one].get(path, torch.zeros_like(like[path])) for one in owners(path)]
 
-    return grow({path: torch.stack(rows_of(path)) for path in like})
+    return unflatten({path: torch.stack(rows_of(path)) for path in like})

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from graft.engines.capture import Round, on_host
-from graft.engines.messages import DamagedMessage, alone, pack, together, unpack
-from graft.engines.setup import Setup, StepFailed
+from graft.engines.capture import Round, fetch
+from graft.engines.messages import DamagedMessage, add_client_axis, drop_client_axis, pack, unpack
 from graft.errors import InputError
-from graft.exchange import Mail, Replies, Request, Server, check_reply
-from graft.fleet import Fleet
-from graft.method import find_step
-from graft.weights import Tree, map_tree, spread, take
+from graft.federation.exchange import Mail, Replies, Request, Server, check_reply
+from graft.federation.fleet import Fleet
+from graft.federation.method import find_step
+from graft.federation.setup import Setup, StepFailed
+from graft.tensors.trees import Tree, broadcast_tree, map_tree, select_clients
 
 
 class Loopback:
@@ -62,24 +62,24 @@ class Loopback:
         return self._setup.clients
 
     def play(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:  # noqa: ARG002
-        return on_host(*round())
+        return fetch(*round())
 
     def ask(self, request: Request) -> Replies:
         step, round = request.step, request.round
         head = {"do": "step", "step": step, "round": round, "turn": request.turn}
         same = pack(head, request.message) if request.each is None and request.mail is None else b""
         for place, client in enumerate(request.clients):
-            own = request.each[client] if request.each else delivered(request.mail, place, client)
+            own = request.each[client] if request.each else inbox_of(request.mail, place, client)
             self._send(client, same or pack(head, own), step, round)
         parts: list[tuple[list[int], Any]] = []
         failures = []
         for client in request.clients:
-            answer, reply = self._receive(client, step, round)
-            if "error" in answer:
-                failures.append(StepFailed(self._setup.name, [client], step, round, answer["error"]))
+            handle, reply = self._receive(client, step, round)
+            if "error" in handle:
+                failures.append(StepFailed(self._setup.name, [client], step, round, handle["error"]))
                 continue
-            parts.append(([client], together(reply)))
-            for label, loss in answer["losses"].items():
+            parts.append(([client], add_client_axis(reply)))
+            for label, loss in handle["losses"].items():
                 self._losses.append((label, [client], torch.tensor([loss])))
         if failures:
             raise failures[0]
@@ -123,7 +123,7 @@ class Loopback:
                 worker.terminate()
 
 
-def delivered(mail: Mail | None, place: int, client: int) -> Any:
+def inbox_of(mail: Mail | None, place: int, client: int) -> Any:
     """What one recipient finds in its inbox: the messages it hears and its own, nothing of anybody else's."""
     if mail is None:
         return None
@@ -131,7 +131,7 @@ def delivered(mail: Mail | None, place: int, client: int) -> Any:
     heard = (links != 0).reshape(-1, len(mail.senders)).any(0)
     kept = [one for one, sender in enumerate(mail.senders) if heard[one] or sender == client]
     senders = [mail.senders[one] for one in kept]
-    sent = take(mail.sent, torch.tensor(kept))
+    sent = select_clients(mail.sent, torch.tensor(kept))
     if links.dim() == 2:  # parts that travel apart: those that were not heard are not delivered
         arrived = (links[:, kept] != 0).T | (torch.tensor(senders) == client).unsqueeze(1)
         sent = map_tree(lambda leaf: leaf * arrived.view(*arrived.shape, *[1] * (leaf.dim() - 2)).to(leaf.dtype), sent)
@@ -152,12 +152,12 @@ def serve(pipe: Connection, setup: Setup, client: int) -> None:
         except (EOFError, OSError):
             return
         try:
-            pipe.send_bytes(answer(setup, fleet, data))
+            pipe.send_bytes(handle(setup, fleet, data))
         except OSError:
             return
 
 
-def answer(setup: Setup, fleet: Fleet, data: bytes) -> bytes:
+def handle(setup: Setup, fleet: Fleet, data: bytes) -> bytes:
     """What a worker says to one message; a failure is said too, never raised."""
     try:
         head, message = unpack(data)
@@ -172,19 +172,19 @@ def run_step(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> 
     step = head["step"]
     function, _ = find_step(setup.method, step)
     fleet.begin(head["round"], step, head["turn"])
-    arguments = [] if message is None else [spread(message, 1, fleet.device)]
+    arguments = [] if message is None else [broadcast_tree(message, 1, fleet.device)]
     reply = function(fleet, *arguments)
     check_reply(reply, 1, f"step '{step}'")
     losses = {label: float(loss) for label, loss in fleet.labelled_losses(step)}
-    return pack({"losses": losses}, alone(reply))
+    return pack({"losses": losses}, drop_client_axis(reply))
 
 
 def tell_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001
-    return pack({}, alone(fleet.state))
+    return pack({}, drop_client_axis(fleet.state))
 
 
 def take_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001
-    fleet.state = map_tree(lambda leaf: leaf.clone(), together(message))
+    fleet.state = map_tree(lambda leaf: leaf.clone(), add_client_axis(message))
     fleet.derived.clear()
     return pack({})
 

@@ -23,8 +23,8 @@ from graft.data.graphs import Graph
 from graft.errors import InputError, RunError
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
-from graft.training import Training
-from graft.weights import leaves
+from graft.tensors.trees import flatten
+from graft.training.loop import Training
 
 FREE_SHARE = 0.75  # of what is free on the device; the rest is for other programs, and for what is estimated too low
 SCORING = 0.5  # what scoring a client takes, as a share of what training it does
@@ -60,7 +60,7 @@ def parse_memory(text: str) -> int | None:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def in_words(size: float) -> str:
+def format_bytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 1e5) / 1e6:.1f} MB"
 
 
@@ -74,15 +74,15 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    free = _numbers("/proc/meminfo", r"MemAvailable:\s+(\d+)")
-    limit, used = (_numbers(f"/sys/fs/cgroup/memory.{name}", r"^(\d+)") for name in ("max", "current"))
+    free = _read_numbers("/proc/meminfo", r"MemAvailable:\s+(\d+)")
+    limit, used = (_read_numbers(f"/sys/fs/cgroup/memory.{name}", r"^(\d+)") for name in ("max", "current"))
     known = [1024 * free[0]] if free else []
     if limit and used:
         known.append(limit[0] - used[0])
     return max(min(known, default=4 * 10**9), 0)  # a machine that does not say gets by with 4 GB
 
 
-def _numbers(path: str, pattern: str) -> list[int]:
+def _read_numbers(path: str, pattern: str) -> list[int]:
     try:
         return [int(found) for found in re.findall(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)]
     except OSError:
@@ -115,7 +115,7 @@ def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: 
 
 
 def parameters_of(model: Model) -> int:
-    return sum(leaf.numel() for _, leaf in leaves(model.start(torch.Generator())))
+    return sum(leaf.numel() for _, leaf in flatten(model.start(torch.Generator())))
 
 
 def plan(groups: Sequence[list[int]], needs: Sequence[Need], budget: int, participation: float) -> Plan:
@@ -137,7 +137,7 @@ def split(group: list[int], costs: Sequence[int], room: int, busy: float) -> lis
     return [part.tolist() for part in np.array_split(group, -(-len(group) // fitting))]
 
 
-def mapped(shape: Sequence[int], kind: torch.dtype) -> Tensor:
+def mapped_zeros(shape: Sequence[int], kind: torch.dtype) -> Tensor:
     """A tensor of zeros that lives in a file: the kernel keeps in memory what is in use, and there is room for.
 
     The file loses its name at once, so it is gone with the tensor, whatever happens.

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from graft.weights import Tree, grow, leaves
+from graft.tensors.trees import Tree, flatten, unflatten
 
 
 class DamagedMessage(ValueError):
@@ -25,7 +25,7 @@ def pack(head: dict[str, Any], tree: Any = None) -> bytes:
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, int | float] = {}
     stored: set[int] = set()
-    for path, leaf in leaves(tree or {}):
+    for path, leaf in flatten(tree or {}):
         if isinstance(leaf, Tensor):
             tensor = leaf.detach().cpu().contiguous()
             memory = tensor.untyped_storage().data_ptr()
@@ -34,7 +34,7 @@ def pack(head: dict[str, Any], tree: Any = None) -> bytes:
         else:
             numbers[path] = leaf
     # Order is part of a tree: the head lists the paths, since safetensors sorts them.
-    order = [path for path, _ in leaves(tree or {})]
+    order = [path for path, _ in flatten(tree or {})]
     text = json.dumps({"head": head, "numbers": numbers, "order": order, "empty": tree is None}).encode()
     return len(text).to_bytes(8, "little") + text + safetensors.torch.save(tensors)
 
@@ -45,17 +45,17 @@ def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
         length = int.from_bytes(data[:8], "little")
         frame = json.loads(data[8 : 8 + length])
         pairs: dict[str, Any] = {**safetensors.torch.load(data[8 + length :]), **frame["numbers"]}
-        tree = None if frame["empty"] else grow({path: pairs[path] for path in frame["order"]})
+        tree = None if frame["empty"] else unflatten({path: pairs[path] for path in frame["order"]})
         return frame["head"], tree
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
         raise DamagedMessage(f"not a Graft message: {error}") from error
 
 
-def alone(reply: Any) -> Tree:
+def drop_client_axis(reply: Any) -> Tree:
     """The reply of a fleet of one without its client axis, as it travels."""
-    return grow({path: leaf[0] for path, leaf in leaves(reply)})
+    return unflatten({path: leaf[0] for path, leaf in flatten(reply)})
 
 
-def together(reply: Any) -> Tree:
+def add_client_axis(reply: Any) -> Tree:
     """The reply of one client with a client axis again."""
-    return grow({path: torch.as_tensor(leaf).unsqueeze(0) for path, leaf in leaves(reply)})
+    return unflatten({path: torch.as_tensor(leaf).unsqueeze(0) for path, leaf in flatten(reply)})

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import torch
 
-LEAST = 0.1  # seconds between two looks at what the cores do: the kernel counts in hundredths
-USUAL = torch.get_num_threads()  # what PyTorch has where nobody said anything
-SAID = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+SAMPLE_SECONDS = 0.1  # seconds between two looks at what the cores do: the kernel counts in hundredths
+DEFAULT_THREADS = torch.get_num_threads()  # what PyTorch has where nobody said anything
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Look(NamedTuple):
+class CpuUsage(NamedTuple):
     """What has been done up to a moment, in seconds."""
 
     now: float
@@ -29,7 +29,7 @@ class Look(NamedTuple):
     own: float  # of work, by this program
 
 
-def look() -> Look | None:
+def read_cpu_usage() -> CpuUsage | None:
     """None on a system that does not say."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
@@ -41,10 +41,10 @@ def look() -> Look | None:
         return None
     # User, nice and system, then two kinds of idleness, then interrupts and what other machines on this one took.
     ticks = sum(int(core[place]) for core in counted for place in (0, 1, 2, 5, 6, 7))
-    return Look(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
+    return CpuUsage(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
 
 
-def free_cores(before: Look, after: Look, cores: int) -> int:
+def free_cores(before: CpuUsage, after: CpuUsage, cores: int) -> int:
     """How many cores others have left alone between two looks, and at least one."""
     others = (after.everyone - before.everyone) - (after.own - before.own)
     return max(1, min(cores, round(cores - others / max(after.now - before.now, 1e-9))))
@@ -55,7 +55,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cores_here() -> int:
+def usable_cores() -> int:
     """How many of them it may keep busy: in a container, as many as it was given."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -64,20 +64,20 @@ def cores_here() -> int:
         return cores()
 
 
-def choose(wanted: int, before: Look | None, environment: Mapping[str, str] = os.environ) -> int:
+def choose_threads(wanted: int, before: CpuUsage | None, environment: Mapping[str, str] = os.environ) -> int:
     """The number of threads: the one that was asked for, here or of PyTorch, or else one for every free core."""
     now = torch.get_num_threads()
     if wanted:
         return wanted
-    if now != USUAL or before is None or any(environment.get(name) for name in SAID):
+    if now != DEFAULT_THREADS or before is None or any(environment.get(name) for name in THREAD_VARIABLES):
         return now
-    time.sleep(max(0.0, LEAST - (time.monotonic() - before.now)))
-    after = look()
-    return now if after is None else min(now, free_cores(before, after, cores_here()))
+    time.sleep(max(0.0, SAMPLE_SECONDS - (time.monotonic() - before.now)))
+    after = read_cpu_usage()
+    return now if after is None else min(now, free_cores(before, after, usable_cores()))
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def use_threads(count: int) -> Iterator[None]:
     """Do something with so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -15,10 +15,10 @@ import torch
 from graft.data.perturbations import Perturbation
 from graft.engines.memory import parse_memory
 from graft.errors import InputError
-from graft.method import Method
+from graft.federation.method import Method
+from graft.federation.plug import Plug, plugged, takes_plugs
 from graft.methods import METHODS, PLUGS
-from graft.plug import Plug, plugged, takes_plugs
-from graft.training import Training
+from graft.training.loop import Training
 
 GIVEN = "given-in-python"  # stands in experiment.toml for an object that no file can name
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.weights import Tree, grow, leaves
+from graft.tensors.trees import Tree, flatten, unflatten
 
 FORMAT = "graft-checkpoint-1"
 FILE_BYTES = 256 * 10**6  # about how large a file of a checkpoint may get
@@ -103,8 +103,8 @@ class RunDirectory:
             "format": FORMAT,
             "round": checkpoint.round,
             "clients": len(checkpoint.clients),
-            "numbers": {path: leaf for path, leaf in leaves(everyone) if not isinstance(leaf, Tensor)},
-            "order": [path for path, _ in leaves(everyone)],  # safetensors sorts, and order is part of a tree
+            "numbers": {path: leaf for path, leaf in flatten(everyone) if not isinstance(leaf, Tensor)},
+            "order": [path for path, _ in flatten(everyone)],  # safetensors sorts, and order is part of a tree
             "facts": checkpoint.facts,
         }
         write_text(new / "checkpoint.json", json.dumps(about) + "\n")
@@ -127,7 +127,7 @@ class RunDirectory:
             values = dict(about["numbers"])
             for file in folder.glob("state*.safetensors"):
                 values |= load_file(file)
-            state = grow({path: values[path] for path in about["order"]})
+            state = unflatten({path: values[path] for path in about["order"]})
             clients = {client: state.get(f"client{client}", Tree()) for client in range(about["clients"])}
             return Checkpoint(about["round"], state.get("server", Tree()), clients, about["facts"])
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
@@ -138,7 +138,7 @@ def in_files(tree: Any) -> Iterator[dict[str, Tensor]]:
     """Copies of all tensors, so many at a time that state which lives on disk never is in memory as a whole."""
     waiting: dict[str, Tensor] = {}
     size = 0
-    for path, leaf in leaves(tree):
+    for path, leaf in flatten(tree):
         if isinstance(leaf, Tensor):
             waiting[path] = leaf.detach().cpu().contiguous().clone()
             size += leaf.nbytes

@@ -21,15 +21,12 @@ import graft
 from graft.data import cards, datasets, federation
 from graft.data.federation import Federation
 from graft.data.graphs import Graph
-from graft.engines.capture import lane
+from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.engines.memory import parse_memory
-from graft.engines.setup import Setup
-from graft.engines.threads import choose, look, threads
+from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
-from graft.evaluation import KINDS, Best, Losses, accuracy, gathered
-from graft.exchange import Engine, Request, Server, Traffic
 from graft.experiments.experiment import (
     GIVEN,
     Experiment,
@@ -42,13 +39,16 @@ from graft.experiments.experiment import (
     write_experiment,
 )
 from graft.experiments.records import Checkpoint, RunDirectory
-from graft.method import Method
+from graft.federation.evaluation import KINDS, Best, Losses, accuracy, gather_losses
+from graft.federation.exchange import Engine, Request, Server, Traffic
+from graft.federation.method import Method
+from graft.federation.peers import LinkRecord, PeerMethod, play_round
+from graft.federation.setup import Setup
+from graft.federation.topologies import Topology
 from graft.methods import METHODS
 from graft.models import Model, assign_models
-from graft.peers import LinkRecord, PeerMethod, play_round
-from graft.randomness import seed_for
-from graft.topologies import Topology
-from graft.weights import Tree, leaves, map_tree, take, unmarked
+from graft.tensors.randomness import seed_for
+from graft.tensors.trees import Tree, flatten, map_tree, select_clients, strip_architectures
 
 ENGINES: dict[str, Callable[[Setup], Engine]] = {"in_process": InProcess, "loopback": Loopback}
 
@@ -230,7 +230,7 @@ def _play(
     checkpoint: Checkpoint | None,
     overwrite: bool = False,
 ) -> Result:
-    begun, before = time.perf_counter(), look()
+    begun, before = time.perf_counter(), read_cpu_usage()
     if given.method is None:
         method = make_method(experiment.method, experiment.settings, experiment.plug)
     else:
@@ -249,8 +249,8 @@ def _play(
         write_experiment(experiment, directory.experiment)
         cards.save(shared.card, shared.membership, directory.path / "partition.json")
     on_cpu = setup.device.type == "cpu"
-    count = choose(experiment.threads, before if on_cpu else None)
-    with lane(setup.device), products_in(experiment.precision), threads(count):
+    count = choose_threads(experiment.threads, before if on_cpu else None)
+    with capture_stream(setup.device), products_in(experiment.precision), use_threads(count):
         engine = ENGINES[experiment.engine](setup)
         try:
             game = Game(experiment, setup, shared, engine, directory, progress)
@@ -332,7 +332,7 @@ class Game:
             summary=self.summary(setup_seconds, time.perf_counter() - begun),
             rounds=self.records,
             server=server.state,
-            clients={client: unmarked(state) for client, state in self.engine.state().items()},
+            clients={client: strip_architectures(state) for client, state in self.engine.state().items()},
             finished=bool(finished),
         )
         if self.directory is not None and result.finished:
@@ -358,7 +358,7 @@ class Game:
                 f"round {number}{self.last_good()}; a smaller learning_rate may help."
             )
         self.traffic.add(facts.traffic)
-        tensors = dict(leaves(found.get("details", {})))
+        tensors = dict(flatten(found.get("details", {})))
         record: dict[str, Any] = {
             "round": number,
             "loss": losses.mean(),
@@ -379,7 +379,7 @@ class Game:
         """All of a round that works on tensors; nothing of it is read here."""
         traffic = Traffic()
         links = play_round(self.setup.method, server, self.engine, members, traffic, self.setup.topology)
-        owners, losses = gathered(self.engine.losses(), self.setup.device)
+        owners, losses = gather_losses(self.engine.losses(), self.setup.device)
         details, server.records = server.records, {}
         tensors = {name: value for name, value in details.items() if isinstance(value, torch.Tensor)}
         correct = self.count_correct(server, number) if scored else Tree()
@@ -394,7 +394,7 @@ class Game:
             pooled = self.engine.state()[0].model
             own = self.own_graphs.ask(Request("score_shared", number, self.own_graphs.members(), pooled))
         elif made is not None:
-            each = {client: take(made, client) for client in everyone}
+            each = {client: select_clients(made, client) for client in everyone}
             own = self.engine.ask(Request("score_shared", number, everyone, each=each))
         else:
             own = self.engine.ask(Request("score", number, everyone))

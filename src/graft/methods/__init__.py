@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from graft.method import Method
+from graft.federation.method import Method
+from graft.federation.plug import Plug
 from graft.methods.centralised import Centralised
-from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
+from graft.methods.dfed_sst.method import DFedSST, DFedSSTPaper
 from graft.methods.dfedavgm import DFedAvgM
 from graft.methods.dis_pfl import DisPFL
 from graft.methods.dpsgd import DPSGD
@@ -20,8 +21,8 @@ from graft.methods.fedmlp import FedMLP
 from graft.methods.fedomd import FedOMD, FedOMDPaper
 from graft.methods.fedproto import FedProto
 from graft.methods.fedprox import FedProx
-from graft.methods.fedsage_plus import FedSagePlus
-from graft.methods.fedtad import (
+from graft.methods.fedsage_plus.method import FedSagePlus
+from graft.methods.fedtad.method import (
     Distillation,
     FedTAD,
     FedTADPaper,
@@ -39,7 +40,6 @@ from graft.methods.moon import MOON
 from graft.methods.osgp import OSGP
 from graft.methods.pens import PENS
 from graft.methods.scaffold import SCAFFOLD
-from graft.plug import Plug
 
 METHODS: dict[str, type[Method]] = {
     "centralised": Centralised,
@@ -78,7 +78,7 @@ METHODS: dict[str, type[Method]] = {
     "scaffold": SCAFFOLD,
 }
 
-# What can be added to a method, see graft.plug.
+# What can be added to a method, see graft.federation.plug.
 PLUGS: dict[str, type[Plug]] = {
     "fedtad": Distillation,
     "fedtad_paper": PaperDistillation,

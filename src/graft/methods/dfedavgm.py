@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.method import step
-from graft.peers import PeerMethod, Peers, mixed
-from graft.topologies import Topology
-from graft.weights import Tree, broadcast, difference, leaves, map_tree, shifted
+from graft.federation.method import step
+from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.topologies import Topology
+from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree, unsqueeze_to
 
 if TYPE_CHECKING:
-    from graft.fleet import Fleet
-    from graft.training import Training
+    from graft.federation.fleet import Fleet
+    from graft.training.loop import Training
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class DFedAvgM(PeerMethod):
     def share_move(self, fleet: Fleet) -> Tree:
         """Send how far training went, in steps of a size that is sent too."""
         move = difference(fleet.state.trained, fleet.state.model)
-        furthest = torch.stack([leaf.reshape(len(leaf), -1).abs().amax(1) for _, leaf in leaves(move)]).amax(0)
+        furthest = torch.stack([leaf.reshape(len(leaf), -1).abs().amax(1) for _, leaf in flatten(move)]).amax(0)
         size = furthest / self.most
         return Tree(steps=map_tree(lambda leaf: self.in_steps(fleet, leaf, size), move), size=size)
 
     def in_steps(self, fleet: Fleet, leaf: Tensor, size: Tensor) -> Tensor:
         """The whole number of steps nearest to every number, or one of the two around it, by chance."""
         tiny = torch.finfo(leaf.dtype).tiny  # for a peer that did not move: its steps have size 0
-        exact = leaf / broadcast(size, leaf).clamp(min=tiny)
+        exact = leaf / unsqueeze_to(size, leaf).clamp(min=tiny)
         lift: Tensor | float = 0.5
         if self.rounding == "stochastic":
             lift = fleet.random.uniform(leaf[0].numel()).view(leaf.shape)
@@ -70,8 +70,8 @@ class DFedAvgM(PeerMethod):
     def mix_moves(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
         """Add the mix of all moves that were heard."""
         size = inbox.sent.size[:1]  # all peers of a fleet find the same; one copy is enough
-        moves = map_tree(lambda steps: steps[:1] * broadcast(size, steps), inbox.sent.steps)
-        fleet.state.model = shifted(fleet.state.model, mixed(moves, inbox.links))
+        moves = map_tree(lambda steps: steps[:1] * unsqueeze_to(size, steps), inbox.sent.steps)
+        fleet.state.model = add_update(fleet.state.model, mix_models(moves, inbox.links))
         return {}
 
     def training(self, fleet: Fleet) -> Training:

@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.method import step
-from graft.peers import PeerMethod, Peers, mixed
-from graft.randomness import Stream, seed_for, streams
-from graft.topologies import Topology
-from graft.weights import Tree, Weights, grow, leaves, map_tree, trainable
+from graft.federation.method import step
+from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.topologies import Topology
+from graft.tensors.randomness import Stream, seed_for, streams
+from graft.tensors.trees import Tree, Weights, flatten, map_tree, trainable, unflatten
 
 if TYPE_CHECKING:
-    from graft.fleet import Fleet
-    from graft.training import Training
+    from graft.federation.fleet import Fleet
+    from graft.training.loop import Training
 
 
 LEAST = torch.iinfo(torch.int64).min
@@ -56,8 +56,8 @@ class DisPFL(PeerMethod):
         super().start_client(fleet)
         owners = [0] * len(fleet.clients) if self.same_start else fleet.clients
         random = streams(fleet.device, seed_for(fleet.seed, "mask"), owners)
-        weights = dict(leaves(fleet.state.model))
-        fleet.state.mask = grow(
+        weights = dict(flatten(fleet.state.model))
+        fleet.state.mask = unflatten(
             {
                 path: top(random.bits(weights[path][0].numel()), count).view(weights[path].shape)
                 for path, count in self.counts(fleet).items()
@@ -69,7 +69,7 @@ class DisPFL(PeerMethod):
     def counts(self, fleet: Fleet) -> dict[str, int]:
         """How many weights of every matrix a peer has."""
         found = trainable(fleet.state.model, fleet.model.frozen)
-        shapes = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(found)}
+        shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(found)}
         densities = erk(shapes, self.density, self.erk_power)
         # A density of 1 may have been worked out as a little less.
         return {path: int(density * math.prod(shapes[path]) + 1e-6) for path, density in densities.items()}
@@ -90,10 +90,10 @@ class DisPFL(PeerMethod):
     def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:
         """Give up the smallest weights for as many that the peer did not have; these begin at 0."""
         state, counts = fleet.state, self.counts(fleet)
-        weights = dict(leaves(state.trained))
+        weights = dict(flatten(state.trained))
         wanted = self.dense_gradient(fleet) if self.regrow == "gradient" else {}
         masks = {}
-        for path, mask in leaves(state.mask):
+        for path, mask in flatten(state.mask):
             count, size = counts[path], mask[0].numel()
             most = min(math.ceil(self.drop * count), size - count)
             if most == 0:
@@ -106,7 +106,7 @@ class DisPFL(PeerMethod):
             dropped = top(small.masked_fill(~has, LEAST), most, exchanged)
             grown = top(new.masked_fill(has, LEAST), most, exchanged)
             masks[path] = ((has & ~dropped) | grown).view_as(mask)
-        state.mask = grow(masks)
+        state.mask = unflatten(masks)
         state.trained = masked(state.trained, state.mask)
         # What a weight had gathered in the optimiser must not move it when it is gone, nor when it comes back.
         for name, moment in state.get("optimizer", {}).get("model", {}).items():
@@ -117,8 +117,8 @@ class DisPFL(PeerMethod):
     def dense_gradient(self, fleet: Fleet) -> dict[str, Tensor]:
         """The gradient of all weights, those included that a peer does not have."""
         weights = map_tree(lambda leaf: leaf.detach().clone(), fleet.state.trained)
-        paths = dict(leaves(fleet.state.mask))
-        matrices = {path: leaf.requires_grad_() for path, leaf in leaves(weights) if path in paths}
+        paths = dict(flatten(fleet.state.mask))
+        matrices = {path: leaf.requires_grad_() for path, leaf in flatten(weights) if path in paths}
         loss = super().loss(fleet, weights)
         found = torch.autograd.grad(loss.sum(), list(matrices.values()), materialize_grads=True)
         return dict(zip(matrices, found, strict=True))
@@ -126,31 +126,31 @@ class DisPFL(PeerMethod):
     @step
     def send(self, fleet: Fleet) -> Tree:
         """Send the weights that the peer has, one after another, and its mask in bits."""
-        masks, counts = dict(leaves(fleet.state.mask)), self.counts(fleet)
+        masks, counts = dict(flatten(fleet.state.mask)), self.counts(fleet)
         parts: dict[str, dict[str, Tensor]] = {"dense": {}, "active": {}, "bits": {}}
-        for path, leaf in leaves(fleet.state.trained):
+        for path, leaf in flatten(fleet.state.trained):
             if path in masks:
                 mask = masks[path].flatten(1)
                 parts["active"][path] = packed(leaf.flatten(1), mask, counts[path])
                 parts["bits"][path] = as_bits(mask)
             else:
                 parts["dense"][path] = leaf
-        return Tree({name: grow(found) for name, found in parts.items() if found})
+        return Tree({name: unflatten(found) for name, found in parts.items() if found})
 
     @step
     def combine(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
         """Take the mean of every weight over those that were heard and have it, and keep what the mask allows."""
-        sent, links, masks = inbox.sent, inbox.links, dict(leaves(fleet.state.mask))
-        found = dict(leaves(mixed(sent.get("dense", Tree()), links)))
-        bits = dict(leaves(sent.get("bits", {})))
-        for path, values in leaves(sent.get("active", {})):
+        sent, links, masks = inbox.sent, inbox.links, dict(flatten(fleet.state.mask))
+        found = dict(flatten(mix_models(sent.get("dense", Tree()), links)))
+        bits = dict(flatten(sent.get("bits", {})))
+        for path, values in flatten(sent.get("active", {})):
             mask = masks[path]
             theirs = from_bits(bits[path][0], mask[0].numel())
             total = links @ unpacked(values[0], theirs)
             owners = links @ theirs.float()
             mean = torch.where(owners > 0, total / owners, 0)
             found[path] = mean.view_as(mask) * mask
-        fleet.state.model = grow({path: found[path] for path, _ in leaves(fleet.state.model)})
+        fleet.state.model = unflatten({path: found[path] for path, _ in flatten(fleet.state.model)})
         return {}
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
@@ -186,8 +186,8 @@ def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dic
 
 def masked(weights: Weights, mask: Weights) -> Tree:
     """Weights, or anything of their shape, with 0 for what a peer does not have."""
-    masks = dict(leaves(mask))
-    return grow({path: leaf * masks[path] if path in masks else leaf for path, leaf in leaves(weights)})
+    masks = dict(flatten(mask))
+    return unflatten({path: leaf * masks[path] if path in masks else leaf for path, leaf in flatten(weights)})
 
 
 def ordered(values: Tensor, random: Stream) -> Tensor:

@@ -6,16 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from graft.method import step
-from graft.peers import PeerMethod, Peers, mixed
-from graft.topologies import Topology
-from graft.weights import Tree, Weights, difference, shifted
+from graft.federation.method import step
+from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.topologies import Topology
+from graft.tensors.trees import Tree, Weights, add_update, difference
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.fleet import Fleet
-    from graft.training import Training
+    from graft.federation.fleet import Fleet
+    from graft.training.loop import Training
 
 MUTUAL = Topology("random-undirected", mixing="metropolis")
 
@@ -48,7 +48,7 @@ class DPSGD(PeerMethod):
     def mix_and_move(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
         """Mix what was heard, then go as far as the own gradient took the own model."""
         move = difference(fleet.state.trained, fleet.state.model)
-        fleet.state.model = shifted(mixed(inbox.sent.model, inbox.links), move)
+        fleet.state.model = add_update(mix_models(inbox.sent.model, inbox.links), move)
         return {}
 
     def training(self, fleet: Fleet) -> Training:

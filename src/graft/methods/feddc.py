@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.method import step
+from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.methods.scaffold import Average, add_share, mean_gradient, nothing, votes
-from graft.weights import (
+from graft.tensors.trees import (
     Tree,
     Weights,
+    add_update,
     difference,
     inner_product,
     map_tree,
-    shifted,
     squared_distance,
     trainable,
     weighted_mean,
 )
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FedDC(FedAvg):
             # Clients drift by their updates, and the server knows the mean of these: no drift needs to travel.
             update = difference(mean, server.state.model, server.models[0].frozen)
             server.state.drift = add_share(server.state.drift, update, share)
-            mean = shifted(mean, server.state.drift)
+            mean = add_update(mean, server.state.drift)
             server.record(drift_norm=replies.drift_norm)
         server.state.model = mean
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.method import step
-from graft.peers import PeerMethod, Peers, mixed
-from graft.topologies import Topology
-from graft.weights import Tree, broadcast, difference, inner_product, map_tree, shifted
+from graft.federation.method import step
+from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.topologies import Topology
+from graft.tensors.trees import Tree, add_update, difference, inner_product, map_tree, unsqueeze_to
 
 if TYPE_CHECKING:
-    from graft.fleet import Fleet
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class FedDual(PeerMethod):
         scale = self.clip / self.epsilon
 
         def noisy(leaf: Tensor) -> Tensor:
-            return leaf * broadcast(cut, leaf) + scale * self.draw(fleet, leaf)
+            return leaf * unsqueeze_to(cut, leaf) + scale * self.draw(fleet, leaf)
 
-        return shifted(fleet.state.model, map_tree(noisy, move))
+        return add_update(fleet.state.model, map_tree(noisy, move))
 
     def draw(self, fleet: Fleet, leaf: Tensor) -> Tensor:
         """Noise of scale 1 in the shape of a leaf."""
@@ -84,5 +84,5 @@ class FedDual(PeerMethod):
         """Take the mean with the partner; who has none keeps its model."""
         votes = (inbox.links != 0) * inbox.sent.vote
         fleet.state.vote = votes.sum(1)
-        fleet.state.model = mixed(inbox.sent.model, votes / fleet.state.vote.unsqueeze(1))
+        fleet.state.model = mix_models(inbox.sent.model, votes / fleet.state.vote.unsqueeze(1))
         return {}

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.losses import divergence, log_softmax, mean_over
-from graft.method import Method, step
-from graft.weights import Tree, Weights, map_tree, weighted_mean
+from graft.federation.method import Method, step
+from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
+from graft.training.losses import divergence, log_softmax, mean_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
-    from graft.graph import FleetGraph
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
+    from graft.graphs.fleet_graph import FleetGraph
     from graft.models.architecture import Model, Output
 
 VIEWS = {  # preset: (edges, features) left out of the weak view, (edges, features) left out of the strong one
@@ -214,7 +214,7 @@ class FedGKC(Method):
         wanted = log_softmax(teacher.detach())
         weights = wanted.exp()
         # sum_j KL(t_j || s_i) = sum_j t_j log t_j - (sum_j t_j) log s_i: a sparse product, nothing of edges by width.
-        around = graph.looped @ torch.cat([weights, (weights * wanted).sum(2, keepdim=True)], dim=2)
+        around = graph.with_self_loops @ torch.cat([weights, (weights * wanted).sum(2, keepdim=True)], dim=2)
         found = log_softmax(student)
         per_node = around[:, :, -1] - (around[:, :, :-1] * found).sum(2)
         if self.neigh_reduction == "mean":

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.method import Method, step
-from graft.randomness import numbers
-from graft.weights import Tree, Weights, map_tree, spread, take
+from graft.federation.method import Method, step
+from graft.tensors.randomness import index_tensor
+from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree, select_clients
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class FedGTA(Method):
             raise InputError(f"threshold is {self.threshold}; it must be a number, and a cosine is between -1 and 1.")
 
     def start_server(self, server: Server) -> None:
-        same = spread(server.initial(), server.clients, server.device)
+        same = broadcast_tree(server.initial(), server.clients, server.device)
         server.state.models = map_tree(Tensor.contiguous, same)
 
     def round(self, server: Server, clients: Clients) -> None:
         models = server.state.models
-        replies = clients.ask(self.train, each={client: take(models, client) for client in clients.members})
+        replies = clients.ask(self.train, each={client: select_clients(models, client) for client in clients.members})
         partners = self.partners(replies.moments)
         mixed = mix(replies.model, shares(partners, replies.confidence))
         # Clients that were not asked keep the model that was last made for them.
-        asked = numbers(tuple(replies.clients), server.device)
+        asked = index_tensor(tuple(replies.clients), server.device)
         server.state.models = map_tree(lambda old, new: old.index_copy(0, asked, new), models, mixed)
         server.record(partners=partners.sum(1), confidence=replies.confidence)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from graft.errors import InputError
-from graft.losses import Nodes, divergence, mean_over, nodes_of
-from graft.method import Method, step
-from graft.weights import Tree, Weights, count_bytes, map_tree, stack, take, weighted_mean
+from graft.federation.method import Method, step
+from graft.tensors.trees import Tree, Weights, count_bytes, map_tree, select_clients, stack, weighted_mean
+from graft.training.losses import Nodes, divergence, mean_over, nodes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
     from graft.models.architecture import Output
 
 
@@ -108,14 +108,14 @@ class FedKD(Method):
 
     @step(fleet=False)
     def send(self, fleet: Fleet, message: Weights) -> Tree:
-        update = self.packed(take(fleet.state.change, 0), float(message["energy"]))
+        update = self.packed(select_clients(fleet.state.change, 0), float(message["energy"]))
         reply = Tree(change=map_tree(lambda leaf: leaf.unsqueeze(0), update))
         return reply if self.weighting == "uniform" else Tree(**reply, weight=fleet.weight)
 
     @step(fleet=False)
     def receive(self, fleet: Fleet, update: Weights) -> Tree:
         # The same product as the server's, so that not even a last bit differs between the copies.
-        mentee = moved(take(fleet.state.mentee, 0), take(update, 0))
+        mentee = moved(select_clients(fleet.state.mentee, 0), select_clients(update, 0))
         fleet.state.mentee = map_tree(lambda leaf: leaf.unsqueeze(0), mentee)
         return Tree()
 

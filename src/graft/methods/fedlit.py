@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.graph import FleetGraph
-from graft.method import step
+from graft.federation.method import step
+from graft.graphs.fleet_graph import FleetGraph
 from graft.methods.fedavg import FedAvg
-from graft.models.architecture import LayeredModel, Output, glorot, linear, project, shifted, start_linear
-from graft.randomness import numbers
-from graft.sparse import BlockSparse
-from graft.weights import Tree, Weights, map_tree, stack, weighted_mean
+from graft.models.architecture import LayeredModel, Output, add_bias, glorot, linear, project, start_linear
+from graft.tensors.randomness import index_tensor
+from graft.tensors.sparse import BlockSparse
+from graft.tensors.trees import Tree, Weights, map_tree, stack, weighted_mean
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
     from graft.models.architecture import Model
-    from graft.randomness import Stream
+    from graft.tensors.randomness import Stream
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FedLIT(FedAvg):
             centroids=mean_where(aligned.centroids, present.gather(1, orders), centroids),
         )
         state.known = state.known | present.any()
-        state.groups = state.groups.index_copy(0, numbers(tuple(replies.clients), groups.device), groups)
+        state.groups = state.groups.index_copy(0, index_tensor(tuple(replies.clients), groups.device), groups)
         server.record(groups=groups, trained=replies.trained)
 
     @step
@@ -171,7 +171,7 @@ class Channels(LayeredModel):
         hidden = linear(nodes, channel["inner"])
         for index in range(self.depth):
             layer = channel[f"layer{index}"]
-            hidden = torch.relu(shifted(neighbours @ project(hidden, layer["weight"]), layer))
+            hidden = torch.relu(add_bias(neighbours @ project(hidden, layer["weight"]), layer))
             hidden = self.drop(hidden, random)
         return hidden if self.self_loops else hidden * (view.degree > 0).unsqueeze(2)
 

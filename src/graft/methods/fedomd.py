@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.method import step
+from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.models.ortho_gcn import OrthoGCN, departure
-from graft.randomness import Stream
-from graft.weights import Tree, Weights, count_bytes, map_tree, weighted_mean
+from graft.tensors.randomness import Stream
+from graft.tensors.trees import Tree, Weights, count_bytes, map_tree, weighted_mean
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
     from graft.models.architecture import Model
 
 SMALLEST_SPAN = 1e-6  # of hidden features: a layer that says the same of all nodes must not be divided by zero

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.graph import FleetGraph, pick
-from graft.method import Method, step
-from graft.sparse import BlockSparse
-from graft.weights import Tree, Weights, map_tree, spread
+from graft.federation.method import Method, step
+from graft.graphs.fleet_graph import FleetGraph, gather_nodes
+from graft.tensors.sparse import BlockSparse
+from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
     from graft.models.architecture import Model, Output
 
 
@@ -132,7 +132,7 @@ def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class
     _, labels, shares = fleet.train_nodes
     prototypes: Tensor = known["prototypes"]
     present: Tensor = known["present"]
-    wanted = pick(prototypes, labels)
+    wanted = gather_nodes(prototypes, labels)
     errors = (embedding - wanted).square().mean(2)
     pulled = (shares > 0) & present.gather(1, labels)
     if per_class:
@@ -180,5 +180,5 @@ def output_shape(server: Server, model: Model) -> tuple[int, int]:
     linked = BlockSparse(starts, columns, None, 1, (2, 2)).with_values(None)
     graph = FleetGraph(linked, features, torch.tensor([2], device=server.device))
     with torch.no_grad():
-        output = model(spread(server.initial(model), 1, server.device), graph)
+        output = model(broadcast_tree(server.initial(model), 1, server.device), graph)
     return output.embedding.shape[2], output.logits.shape[2]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graft.methods.fedavg import FedAvg
-from graft.weights import Weights, squared_distance
+from graft.tensors.trees import Weights, squared_distance
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.fleet import Fleet
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)

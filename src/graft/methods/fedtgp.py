@@ -13,11 +13,11 @@ from torch.nn import functional
 from graft.errors import InputError
 from graft.methods.fedproto import PrototypeMethod, distances, mean_norm, owner_means
 from graft.models.architecture import Model, linear, start_linear
-from graft.training import Part, Training, fit, start_adam
-from graft.weights import Tree, Weights, leaves, map_tree
+from graft.tensors.trees import Tree, Weights, flatten, map_tree
+from graft.training.loop import Part, Training, fit, start_adam
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
+    from graft.federation.exchange import Clients, Server
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FedTGP(PrototypeMethod):
         start = server.initial(Generator(classes, width, self.hidden or width))
         # The training loop wants a client axis; the server is one.
         server.state.generator = map_tree(lambda leaf: leaf.unsqueeze(0), start)
-        server.state.optimizer = start_adam(dict(leaves(server.state.generator)))
+        server.state.optimizer = start_adam(dict(flatten(server.state.generator)))
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.known)

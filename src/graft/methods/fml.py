@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from graft.errors import InputError
-from graft.losses import Nodes, divergence, nodes_of
-from graft.method import Method, step
-from graft.weights import Tree, Weights, weighted_mean
+from graft.federation.method import Method, step
+from graft.tensors.trees import Tree, Weights, weighted_mean
+from graft.training.losses import Nodes, divergence, nodes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)

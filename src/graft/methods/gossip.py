@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.method import step
-from graft.peers import PeerMethod, Peers, drawn, equal_links, everyone_else, mixed
-from graft.weights import Tree, grow, leaves, trainable
+from graft.federation.method import step
+from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, mix_models
+from graft.tensors.trees import Tree, flatten, trainable, unflatten
 
 if TYPE_CHECKING:
-    from graft.fleet import Fleet
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Gossip(PeerMethod):
     def cut(self, fleet: Fleet) -> dict[str, Tensor]:
         """Send the trained model in segments, and with each of them the own vote."""
         parts = trainable(fleet.state.trained, fleet.model.frozen)
-        vector = torch.cat([leaf.reshape(len(leaf), -1) for _, leaf in leaves(parts)], 1)
+        vector = torch.cat([leaf.reshape(len(leaf), -1) for _, leaf in flatten(parts)], 1)
         count = self.number_of_segments(fleet)
         # All are of one length; the last one ends with zeros that nobody reads.
         segments = functional.pad(vector, (0, -vector.shape[1] % count)).view(len(vector), count, -1)
@@ -54,7 +54,7 @@ class Gossip(PeerMethod):
     def pull(self, fleet: Fleet) -> dict[str, Tensor]:
         """Whom to ask for each segment."""
         others = everyone_else(fleet).unsqueeze(1).expand(-1, self.number_of_segments(fleet), -1)
-        return {"links": equal_links(fleet, drawn(fleet.random, others, self.sources))}
+        return {"links": equal_links(fleet, draw_peers(fleet.random, others, self.sources))}
 
     @step
     def assemble(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
@@ -63,15 +63,15 @@ class Gossip(PeerMethod):
         heard = inbox.links != 0
         counted = (heard if heard.dim() == 3 else heard.unsqueeze(1)) * votes
         shares = counted / counted.sum(2, keepdim=True)
-        vector = mixed({"segments": inbox.sent.segments}, shares).segments.flatten(1)
-        model, place = dict(leaves(fleet.state.trained)), 0
-        for path, leaf in leaves(trainable(fleet.state.trained, fleet.model.frozen)):
+        vector = mix_models({"segments": inbox.sent.segments}, shares).segments.flatten(1)
+        model, place = dict(flatten(fleet.state.trained)), 0
+        for path, leaf in flatten(trainable(fleet.state.trained, fleet.model.frozen)):
             model[path] = vector[:, place : place + leaf[0].numel()].view_as(leaf)
             place += leaf[0].numel()
-        fleet.state.model = grow(model)
+        fleet.state.model = unflatten(model)
         return {}
 
     def number_of_segments(self, fleet: Fleet) -> int:
         """As many as wished, but none without a weight."""
-        weights: int = sum(leaf[0].numel() for _, leaf in leaves(trainable(fleet.state.trained, fleet.model.frozen)))
+        weights: int = sum(leaf[0].numel() for _, leaf in flatten(trainable(fleet.state.trained, fleet.model.frozen)))
         return min(self.segments, weights)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from graft.errors import InputError
-from graft.method import Method, step
-from graft.weights import Tree, Weights, leaves, weighted_mean
+from graft.federation.method import Method, step
+from graft.tensors.trees import Tree, Weights, flatten, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def check_heads(server: Server) -> None:
     """Refuse models whose heads cannot be averaged."""
     shapes = {}
     for model in dict.fromkeys(server.models):
-        head = dict(leaves(server.initial(model).get("head", Tree())))
+        head = dict(flatten(server.initial(model).get("head", Tree())))
         # The last layer of a GCN has a weight and a bias too, but it is a convolution.
         if getattr(model, "head", "linear") != "linear" or sorted(head) != ["bias", "weight"]:
             raise InputError(

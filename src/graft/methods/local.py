@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from graft.method import Method, step
-from graft.weights import Tree
+from graft.federation.method import Method, step
+from graft.tensors.trees import Tree
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)

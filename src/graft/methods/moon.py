@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.losses import Nodes, mean_over, nodes_of
-from graft.method import step
+from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
-from graft.weights import Tree, Weights
+from graft.tensors.trees import Tree, Weights
+from graft.training.losses import Nodes, mean_over, nodes_of
 
 if TYPE_CHECKING:
-    from graft.fleet import Fleet
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)

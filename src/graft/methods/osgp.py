@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.method import step
-from graft.peers import PeerMethod, Peers, heard_from, mixed
-from graft.topologies import Topology
-from graft.weights import Tree, broadcast, difference, grow, leaves, map_tree, shifted, trainable
+from graft.federation.method import step
+from graft.federation.peers import PeerMethod, Peers, heard_mask, mix_models
+from graft.federation.topologies import Topology
+from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree, trainable, unflatten, unsqueeze_to
 
 if TYPE_CHECKING:
-    from graft.fleet import Fleet
+    from graft.federation.fleet import Fleet
 
 LEAST = 1e-8  # a mass below this is too small to divide by
 
@@ -57,8 +57,8 @@ class OSGP(PeerMethod):
         super().train(fleet)
         state = fleet.state
         move = difference(state.trained, state.model)
-        move = map_tree(lambda leaf: leaf * broadcast(state.held.mass, leaf), move)
-        state.held = Tree(sum=shifted(state.held.sum, move), mass=state.held.mass)
+        move = map_tree(lambda leaf: leaf * unsqueeze_to(state.held.mass, leaf), move)
+        state.held = Tree(sum=add_update(state.held.sum, move), mass=state.held.mass)
         return {}
 
     @step
@@ -69,16 +69,16 @@ class OSGP(PeerMethod):
     @step
     def gather(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
         """Keep the own part, and add what arrives."""
-        others = heard_from(fleet, inbox)
-        kept = mixed(inbox.sent, inbox.links * ~others)
-        given = mixed(inbox.sent, inbox.links * others)
+        others = heard_mask(fleet, inbox)
+        kept = mix_models(inbox.sent, inbox.links * ~others)
+        given = mix_models(inbox.sent, inbox.links * others)
         arrived = given
         if self.delay:
             queue = map_tree(lambda leaf, new: torch.cat([leaf, new.unsqueeze(1)], 1), fleet.state.coming, given)
             arrived = map_tree(lambda leaf: leaf[:, 0], queue)
             fleet.state.coming = map_tree(lambda leaf: leaf[:, 1:].contiguous(), queue)
         fleet.state.held = map_tree(torch.add, kept, arrived)
-        fleet.state.model = grow({**dict(leaves(fleet.state.trained)), **dict(leaves(self.divided(fleet)))})
+        fleet.state.model = unflatten({**dict(flatten(fleet.state.trained)), **dict(flatten(self.divided(fleet)))})
         return {}
 
     def divided(self, fleet: Fleet) -> Tree:
@@ -86,6 +86,8 @@ class OSGP(PeerMethod):
         mass, old = fleet.state.held.mass, trainable(fleet.state.model, frozenset())
 
         def quotient(sums: Tensor, before: Tensor) -> Tensor:
-            return torch.where(broadcast(mass >= LEAST, sums), sums / broadcast(mass.clamp(min=LEAST), sums), before)
+            return torch.where(
+                unsqueeze_to(mass >= LEAST, sums), sums / unsqueeze_to(mass.clamp(min=LEAST), sums), before
+            )
 
         return map_tree(quotient, fleet.state.held.sum, old)  # type: ignore[no-any-return]

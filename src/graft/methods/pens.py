@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.losses import mean_over
-from graft.method import step
-from graft.peers import PeerMethod, Peers, drawn, equal_links, everyone_else, heard_from, mixed
-from graft.weights import Tree, Weights, take
+from graft.federation.method import step
+from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, heard_mask, mix_models
+from graft.tensors.trees import Tree, Weights, select_clients
+from graft.training.losses import mean_over
 
 if TYPE_CHECKING:
-    from graft.fleet import Fleet
+    from graft.federation.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class PENS(PeerMethod):
     @step
     def sample(self, fleet: Fleet) -> dict[str, Tensor]:
         """Whose models to try."""
-        return {"links": equal_links(fleet, drawn(fleet.random, everyone_else(fleet), self.sampled))}
+        return {"links": equal_links(fleet, draw_peers(fleet.random, everyone_else(fleet), self.sampled))}
 
     @step
     def try_out(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
         """Take the mean of the own model and of those with the least loss on the own nodes."""
-        heard = heard_from(fleet, inbox)
+        heard = heard_mask(fleet, inbox)
         heard &= heard.cumsum(1) <= self.sampled  # a topology of the experiment's may have brought more
         losses = self.losses(fleet, inbox.sent.model, heard)
         # Senders are in the order of their numbers, so of two that are equal the lower number is taken.
         best = heard & (losses.argsort(dim=1, stable=True).argsort(dim=1) < self.chosen)
         kept = best | (inbox.senders == fleet.numbers.unsqueeze(1))
-        fleet.state.model = mixed(inbox.sent.model, kept / kept.sum(1, keepdim=True))
+        fleet.state.model = mix_models(inbox.sent.model, kept / kept.sum(1, keepdim=True))
         fleet.state.tried = fleet.state.tried.scatter_add(1, inbox.senders, heard.float())
         fleet.state.taken = fleet.state.taken.scatter_add(1, inbox.senders, best.float())
         return {}
@@ -78,7 +78,7 @@ class PENS(PeerMethod):
         # Peers hear different models, so each tries its first, then its second, and so on.
         order = heard.to(torch.int8).argsort(dim=1, descending=True, stable=True)
         for one in order[:, : min(self.sampled, heard.shape[1] - 1)].unbind(1):
-            loss = self.judged(fleet, take(take(models, 0), one))
+            loss = self.judged(fleet, select_clients(select_clients(models, 0), one))
             known = heard.gather(1, one.unsqueeze(1))
             found = found.scatter(1, one.unsqueeze(1), torch.where(known, loss.unsqueeze(1), torch.inf))
         return found
@@ -93,7 +93,7 @@ class PENS(PeerMethod):
         """Whom to mix with: some of the peers whose models were taken more often than by chance."""
         good = self.good(fleet)
         candidates = torch.where(good.any(1, keepdim=True), good, everyone_else(fleet))
-        return {"links": equal_links(fleet, drawn(fleet.random, candidates, self.chosen))}
+        return {"links": equal_links(fleet, draw_peers(fleet.random, candidates, self.chosen))}
 
     def good(self, fleet: Fleet) -> Tensor:
         """Whose models were taken more often than by chance, [peers, federation]."""

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.method import step
+from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
-from graft.weights import Tree, Weights, grow, inner_product, leaves, map_tree, trainable, weighted_mean
+from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, weighted_mean
 
 if TYPE_CHECKING:
-    from graft.exchange import Clients, Server
-    from graft.fleet import Fleet
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
 
 Average = Literal["uniform", "votes"]
 
@@ -75,14 +75,14 @@ class SCAFFOLD(FedAvg):
     def gradient(self, fleet: Fleet, weights: Weights) -> Tree:
         """The gradient at some weights, without dropout, weight decay included as it is in every local step."""
         tree = map_tree(lambda leaf: leaf.detach().clone(), weights)
-        trained = dict(leaves(trainable(tree, fleet.model.frozen)))
+        trained = dict(flatten(trainable(tree, fleet.model.frozen)))
         for leaf in trained.values():
             leaf.requires_grad_()
         loss = fleet.label_loss(tree, dropout=False)
         found = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
         decay = fleet.training.weight_decay
         with torch.no_grad():
-            return grow(
+            return unflatten(
                 {
                     path: torch.zeros_like(leaf) if gradient is None else gradient + decay * leaf
                     for (path, leaf), gradient in zip(trained.items(), found, strict=True)
@@ -115,5 +115,7 @@ def add_share(total: Weights, mean: Weights, share: float) -> Tree:
 
 def towards(start: Weights, end: Weights, share: float, frozen: frozenset[str]) -> Tree:
     """Go a share of the way from one model to another; buffers are the other's."""
-    moved = dict(leaves(trainable(start, frozen)))
-    return grow({path: torch.lerp(moved[path], leaf, share) if path in moved else leaf for path, leaf in leaves(end)})
+    moved = dict(flatten(trainable(start, frozen)))
+    return unflatten(
+        {path: torch.lerp(moved[path], leaf, share) if path in moved else leaf for path, leaf in flatten(end)}
+    )

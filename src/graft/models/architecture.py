@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph, Rows
-from graft.randomness import Stream
-from graft.sparse import BlockSparse, stacked_product
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.tensors.randomness import Stream
+from graft.tensors.sparse import BlockSparse, stacked_product
+from graft.tensors.trees import Tree, Weights
 
 
 class Output(NamedTuple):
@@ -39,7 +39,7 @@ class Model:
         """Predictions of stacked weights; with a random stream in training mode, without it in evaluation mode."""
         raise NotImplementedError
 
-    def both(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
+    def forward_train_eval(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
         """Predictions in training mode, and in evaluation mode without gradient."""
         training = self(weights, graph, random)
         with torch.no_grad():
@@ -66,7 +66,7 @@ class LayeredModel(Model):
     head: str = "linear"
 
     kind: ClassVar[str] = ""
-    row_by_row: ClassVar[bool] = True  # whether a layer can be asked about some nodes alone
+    supports_rows: ClassVar[bool] = True  # whether a layer can be asked about some nodes alone
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -97,19 +97,19 @@ class LayeredModel(Model):
         return type(self).__call__ is LayeredModel.__call__
 
     @property
-    def only_begins(self) -> bool:
+    def single_layer(self) -> bool:
         """Whether no layer after the first looks at the graph."""
         return self.hidden == 1 and self.head == "linear"
 
     def at(self, weights: Weights, rows: Rows, random: Stream | None = None) -> Output:
-        if not self.plain or not self.row_by_row:
+        if not self.plain or not self.supports_rows:
             return super().at(weights, rows, random)
-        begun = self.begin(weights, rows if self.only_begins else rows.whole)
+        begun = self.begin(weights, rows if self.single_layer else rows.whole)
         return self.end(weights, rows.whole, begun, random, rows)
 
-    def both(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
+    def forward_train_eval(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
         if not self.plain:
-            return super().both(weights, graph, random)
+            return super().forward_train_eval(weights, graph, random)
         begun = self.begin(weights, graph)
         training = self.end(weights, graph, begun, random)
         with torch.no_grad():
@@ -190,7 +190,7 @@ def project(hidden: Any, weight: Tensor) -> Tensor:
     return stacked_product(hidden, weight) if isinstance(hidden, Tensor) else hidden @ weight
 
 
-def spread(graph: FleetGraph | Rows, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
+def propagate(graph: FleetGraph | Rows, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
     """Some products of a matrix of the graph, by its name, with what `project` gives."""
     known = graph.spread(matrix, steps) if hidden is graph.features else None
     if known is not None:
@@ -212,9 +212,9 @@ def project_own(graph: FleetGraph | Rows, hidden: Any, weight: Tensor) -> Tensor
 
 
 def linear(hidden: Any, weights: Weights) -> Tensor:
-    return shifted(project(hidden, weights["weight"]), weights)
+    return add_bias(project(hidden, weights["weight"]), weights)
 
 
-def shifted(hidden: Tensor, weights: Weights) -> Tensor:
+def add_bias(hidden: Tensor, weights: Weights) -> Tensor:
     bias: Tensor = weights["bias"]
     return hidden + bias.unsqueeze(1)

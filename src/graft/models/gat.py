@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, glorot, project, shifted
-from graft.sparse import MANY, attention
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, add_bias, glorot, project
+from graft.tensors.sparse import MANY, attention
+from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class GAT(LayeredModel):
     heads: int = 4  # the width is shared out among them; a convolutional head has a single one
 
     kind: ClassVar[str] = "gat"
-    row_by_row: ClassVar[bool] = False  # every edge is weighed with its counterpart, so both must be there
+    supports_rows: ClassVar[bool] = False  # every edge is weighed with its counterpart, so both must be there
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         return self.start_attention(inputs, outputs, self.heads, generator)
@@ -49,6 +49,6 @@ class GAT(LayeredModel):
             target, source = ((values * vectors[:, place, None]).sum(2) for place in range(2))
         else:
             target, source = (vectors @ values.mT).unbind(1)
-        mixed = attention(graph.with_loops(heads), target, source, values, slope=0.2)
+        mixed = attention(graph.self_loops_per_head(heads), target, source, values, slope=0.2)
         merged = mixed.view(clients, heads, nodes, -1).transpose(1, 2).reshape(clients, nodes, width)
-        return shifted(merged, weights)
+        return add_bias(merged, weights)

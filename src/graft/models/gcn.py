@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, glorot, shifted, spread
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, add_bias, glorot, propagate
+from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -23,4 +23,4 @@ class GCN(LayeredModel):
         return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
 
     def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
-        return shifted(spread(graph, "normalised", hidden, weights["weight"]), weights)
+        return add_bias(propagate(graph, "normalised", hidden, weights["weight"]), weights)

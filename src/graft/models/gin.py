@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from graft.graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, linear, shifted, spread, start_linear
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, add_bias, linear, propagate, start_linear
+from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GIN(LayeredModel):
         return Tree(first=first, second=second)
 
     def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
-        inner = shifted(spread(graph, "looped", hidden, weights["first"]["weight"]), weights["first"])
+        inner = add_bias(propagate(graph, "with_self_loops", hidden, weights["first"]["weight"]), weights["first"])
         if self.normalise:
             inner = functional.layer_norm(inner, inner.shape[2:])
             inner = inner * weights["scale"].unsqueeze(1) + weights["shift"].unsqueeze(1)

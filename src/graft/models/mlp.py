@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, project_own, shifted, start_linear
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, add_bias, project_own, start_linear
+from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -23,4 +23,4 @@ class MLP(LayeredModel):
         return start_linear(inputs, outputs, generator)
 
     def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
-        return shifted(project_own(graph, hidden, weights["weight"]), weights)
+        return add_bias(project_own(graph, hidden, weights["weight"]), weights)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, Output, glorot, linear, project, shifted, spread
-from graft.randomness import Stream
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, Output, add_bias, glorot, linear, project, propagate
+from graft.tensors.randomness import Stream
+from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class OrthoGCN(LayeredModel):
         return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
 
     def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
-        return shifted(spread(graph, "normalised", hidden, weights["weight"]), weights)
+        return add_bias(propagate(graph, "normalised", hidden, weights["weight"]), weights)
 
     def inner(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
         """A layer between the first and the head."""

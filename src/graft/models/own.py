@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from graft.graph import FleetGraph
+from graft.graphs.fleet_graph import FleetGraph
 from graft.models.architecture import Model, Output
-from graft.randomness import Stream
-from graft.weights import Tree, Weights, grow, leaves
+from graft.tensors.randomness import Stream
+from graft.tensors.trees import Tree, Weights, flatten, unflatten
 
 
 class OwnModel(Model):
@@ -28,12 +28,12 @@ class OwnModel(Model):
 
     def start(self, generator: torch.Generator) -> Tree:  # noqa: ARG002
         """The weights that the module came with: its maker chose how to start it."""
-        return grow(
+        return unflatten(
             {name.replace(".", "/"): value.detach().clone() for name, value in self.module.state_dict().items()}
         )
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
-        flat = {path.replace("/", "."): leaf[0] for path, leaf in leaves(weights)}
+        flat = {path.replace("/", "."): leaf[0] for path, leaf in flatten(weights)}
         features = graph.features
         x = features[0] if isinstance(features, Tensor) else features.dense()[0]
         edges = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()])

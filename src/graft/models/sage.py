@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, project_own, shifted, spread, start_linear
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, add_bias, project_own, propagate, start_linear
+from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class SAGE(LayeredModel):
         return Tree(neighbours=neighbours.weight, own=own.weight, bias=neighbours.bias)
 
     def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
-        neighbours = spread(graph, "mean", hidden, weights["neighbours"])
-        return shifted(neighbours + project_own(graph, hidden, weights["own"]), weights)
+        neighbours = propagate(graph, "mean", hidden, weights["neighbours"])
+        return add_bias(neighbours + project_own(graph, hidden, weights["own"]), weights)

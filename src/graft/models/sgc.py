@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from graft.graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, linear, shifted, spread, start_linear
-from graft.randomness import Stream
-from graft.weights import Tree, Weights
+from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.models.architecture import LayeredModel, add_bias, linear, propagate, start_linear
+from graft.tensors.randomness import Stream
+from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class SGC(LayeredModel):
 
     def begin(self, weights: Weights, graph: FleetGraph | Rows) -> Tensor:
         first = weights["layer0"]
-        return shifted(spread(graph, "normalised", graph.features, first["weight"], steps=self.hidden), first)
+        return add_bias(propagate(graph, "normalised", graph.features, first["weight"], steps=self.hidden), first)
 
     @property
-    def only_begins(self) -> bool:
+    def single_layer(self) -> bool:
         return self.head == "linear"
 
     def embed(

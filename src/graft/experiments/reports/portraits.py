@@ -1,0 +1,153 @@
+"""Pictures of a federation's data: which classes, how alike neighbours, what structure each client has."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graft.data.federation import Federation
+from graft.data.graphs import Graph, adjacency
+from graft.engines.in_process import InProcess
+from graft.experiments.experiment import Experiment, make_experiment, make_method
+from graft.experiments.records import write_text
+from graft.experiments.reports.figures import Heat, heat_maps
+from graft.experiments.reports.report import STYLE, html_table
+from graft.experiments.run import Given, build_federation, build_setup, run_experiment
+from graft.experiments.studies.study import Portrait
+from graft.tensors.trees import broadcast_tree
+
+Table = tuple[Sequence[str], list[Sequence[Any]]]
+Say = Callable[[str], None]
+
+
+def draw(
+    portrait: Portrait, name: str, out: Path, datasets: Sequence[str], clients: Sequence[int], say: Say
+) -> list[Path]:
+    """Write figure.svg, table.csv and portrait.html for the chosen columns."""
+    panels: list[Heat] = []
+    lines: list[Sequence[Any]] = []
+    for dataset in datasets:
+        for count in clients:
+            experiment = make_experiment({**portrait.values(dataset), "dataset": dataset, "clients": count})
+            federation = build_federation(experiment)
+            found, rows = look(portrait, experiment, federation, f"{dataset}-{count}")
+            panels += found
+            lines += [(dataset, count, *row) for row in rows]
+            say(f"{dataset} with {count} clients")
+    head = ("dataset", "clients", "client", *METRICS, "nodes_of_each_class", "homophily_of_each_class")
+    figure = heat_maps(panels)
+    title = escape(f"{name}: {portrait.meaning}")
+    shown = [(*line[:-2], join(line[-2], " "), join(line[-1], " ")) for line in lines]
+    page = f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}body {{ max-width: none }}</style>
+<h1>{title}</h1>
+<p class="note">{escape(portrait.note)}</p>
+{figure}
+{html_table(head, shown)}
+</html>
+"""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *shown])
+    texts = {"figure.svg": figure + "\n", "table.csv": file.getvalue(), "portrait.html": page}
+    out.mkdir(parents=True, exist_ok=True)
+    for file_name, text in texts.items():
+        write_text(out / file_name, text)
+    return [out / file_name for file_name in texts]
+
+
+def look(
+    portrait: Portrait, experiment: Experiment, federation: Federation, column: str
+) -> tuple[list[Heat], list[Sequence[Any]]]:
+    cards = federation.card["per_client"]
+    structure = [metrics(graph, card) for graph, card in zip(federation.clients, cards, strict=True)]
+    clients = [str(card["client"]) for card in cards]
+    classes = [str(one) for one in range(federation.graph.classes)]
+    shares = [[count / max(sum(card["labels"]), 1) for count in card["labels"]] for card in cards]
+    panels = {
+        "labels": Heat(f"{column}: share of each class", clients, classes, shares),
+        "homophily": Heat(
+            f"{column}: homophily of each class", clients, classes, [card["class_homophily"] for card in cards]
+        ),
+        "structure": Heat(f"{column}: structure", clients, list(METRICS), scaled(structure), structure),
+    }
+    chosen = [panels[name] for name in portrait.maps]
+    if portrait.without is not None:
+        chosen.append(left_out(portrait.without, experiment, federation, column, classes))
+    rows: list[Sequence[Any]] = [
+        (card["client"], *numbers, card["labels"], card["class_homophily"])
+        for card, numbers in zip(cards, structure, strict=True)
+    ]
+    return chosen, rows
+
+
+METRICS = ("nodes", "edges", "mean degree", "components", "isolated", "homophily", "clustering")
+
+
+def metrics(graph: Graph, card: dict[str, Any]) -> list[float]:
+    """The structure of one client in numbers."""
+    links = adjacency(graph.nodes, graph.edges)
+    degree = np.asarray(links.sum(1)).ravel()
+    wedges = (degree * (degree - 1)).sum()
+    closed = links.multiply(links @ links).sum()
+    return [
+        card["nodes"],
+        card["edges"],
+        round(float(degree.mean()), 3),
+        card["components"],
+        card["isolated"],
+        round(card["homophily"] or 0.0, 4),
+        round(float(closed / wedges), 4) if wedges else 0.0,
+    ]
+
+
+def scaled(rows: list[list[float]]) -> list[list[float | None]]:
+    """Every column from 0 for its lowest value to 1 for its highest."""
+    table = np.array(rows, float)
+    low, high = table.min(0), table.max(0)
+    spans = np.where(high > low, high - low, 1)
+    return [[float(value) for value in row] for row in (table - low) / spans]
+
+
+def left_out(client: int, experiment: Experiment, federation: Federation, column: str, classes: list[str]) -> Heat:
+    """How well FedAvg's global model knows each class when it was trained with and without one client."""
+    kept = [one for one in range(len(federation.clients)) if one != client]
+    rest = replace(
+        federation,
+        clients=[federation.clients[one] for one in kept],
+        card={**federation.card, "hash": f"{federation.card['hash']}-without-{client}"},
+    )
+    rows = []
+    for part in (federation, rest):
+        result = run_experiment(replace(experiment, clients=len(part.clients)), given=Given(federation=part))
+        rows.append(class_accuracy(experiment, federation, result.server.model))
+    return Heat(
+        f"{column}: test accuracy of the global model", ["all clients", f"without client {client}"], classes, rows
+    )
+
+
+def class_accuracy(experiment: Experiment, federation: Federation, model: Any) -> list[float | None]:
+    """Over the test nodes of all clients, class by class."""
+    method = make_method("fedavg", {})
+    engine = InProcess(build_setup(experiment, method, federation))
+    classes = federation.graph.classes
+    right, total = torch.zeros(classes), torch.zeros(classes)
+    for fleet in engine.fleets:
+        weights = broadcast_tree(model, len(fleet.clients), fleet.device)
+        answers = fleet.predict(weights).logits.argmax(2)
+        tested = fleet.labels.masks[:, 2]
+        truth = fleet.labels.classes[tested]
+        total += torch.bincount(truth, minlength=classes).cpu()
+        right += torch.bincount(truth[answers[tested] == truth], minlength=classes).cpu()
+    return [float(hit / all_) if all_ else None for hit, all_ in zip(right, total, strict=True)]
+
+
+def join(values: Sequence[Any], by: str) -> str:
+    return by.join("-" if value is None else f"{value:.3g}" for value in values)

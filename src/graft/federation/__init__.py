@@ -1,0 +1,1 @@
+"""What a federation is: methods, a server, clients, fleets and the session that plays rounds."""

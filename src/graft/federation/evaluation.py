@@ -1,0 +1,85 @@
+"""From counts of correct nodes to accuracies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KINDS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracies of one set of models on every client's own nodes; nan where a client has no such node."""
+
+    per_client: np.ndarray  # float64 [clients, 3]: train, validation, test
+    nodes: np.ndarray  # [clients]
+
+    def mean(self, kind: str) -> float | None:
+        """The plain mean over the clients that have such nodes; None if no client has."""
+        values, _ = self._known(kind)
+        return float(values.mean()) if len(values) else None
+
+    def node_weighted(self, kind: str) -> float | None:
+        """The mean weighted by how many nodes each client has."""
+        values, nodes = self._known(kind)
+        return float(values @ nodes / nodes.sum()) if len(values) else None
+
+    def _known(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        values = self.per_client[:, KINDS.index(kind)]
+        known = ~np.isnan(values)
+        return values[known], self.nodes[known]
+
+    def clients(self, kind: str) -> list[float | None]:
+        values: list[float] = self.per_client[:, KINDS.index(kind)].tolist()
+        return [None if isnan(value) else value for value in values]
+
+
+def accuracy(correct: Tensor, totals: Tensor, nodes: Tensor) -> Accuracy:
+    """Accuracies from counts [clients, groups, 3]; groups are clients whose graphs were pooled into one."""
+    with np.errstate(invalid="ignore"):  # 0 / 0 is nan: nothing to score
+        shares = correct.cpu().flatten(0, 1).numpy() / totals.cpu().flatten(0, 1).numpy()
+    return Accuracy(shares, nodes.cpu().flatten().numpy())
+
+
+@dataclass
+class Best:
+    """The round with the best validation accuracy so far; of equals, the first."""
+
+    round: int = 0
+    validation: float = float("-inf")
+
+    def see(self, round: int, validation: float | None) -> bool:
+        if validation is not None and validation > self.validation:
+            self.round, self.validation = round, validation
+            return True
+        return False
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The last losses of a round."""
+
+    owners: list[tuple[str, int]]  # step and client of each
+    values: Tensor
+
+    def first_bad(self) -> tuple[str, int] | None:
+        """The step and the client of the first loss that is not a finite number, if any."""
+        bad = ~self.values.isfinite()
+        return self.owners[int(bad.int().argmax())] if bool(bad.any()) else None
+
+    def mean(self) -> float | None:
+        return float(self.values.mean()) if self.owners else None
+
+
+def gather_losses(
+    losses: list[tuple[str, list[int], Tensor]], device: torch.device
+) -> tuple[list[tuple[str, int]], Tensor]:
+    """The last losses of a round one after the other, and whose they are."""
+    owners = [(step, client) for step, clients, _ in losses for client in clients]
+    values = [loss.detach().reshape(-1) for _, _, loss in losses]
+    return owners, torch.cat(values) if values else torch.empty(0, device=device)

@@ -1,0 +1,1 @@
+"""The private graphs of a fleet on a device."""

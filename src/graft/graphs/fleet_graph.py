@@ -1,0 +1,340 @@
+"""The private graphs of a fleet, laid side by side: node tensors [clients, nodes, ...] and one sparse adjacency.
+
+A client with fewer nodes than the largest of its fleet is padded with spare nodes at its end: they have no
+edges, no features and no label, and belong to no mask, so nothing that is averaged ever counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.data.graphs import Graph
+from graft.tensors.randomness import Stream
+from graft.tensors.sparse import BlockSparse, contiguous, padded_size, stacked_product
+
+
+class MaskedFeatures:
+    """Features with some columns set to zero: the mask goes onto the weights, so the features are never copied."""
+
+    def __init__(self, features: Tensor | BlockSparse, columns: Tensor) -> None:
+        self.features = features
+        self.columns = columns  # float [clients, features]: 1 kept, 0 hidden
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        masked = self.columns.unsqueeze(2) * weight
+        return stacked_product(self.features, masked) if isinstance(self.features, Tensor) else self.features @ masked
+
+    def dense(self) -> Tensor:
+        features = self.features if isinstance(self.features, Tensor) else self.features.dense()
+        return features * self.columns.unsqueeze(1)
+
+
+class FleetGraph:
+    """What models see of the data of a fleet."""
+
+    def __init__(
+        self,
+        neighbours: BlockSparse,
+        features: Any,
+        sizes: Tensor,
+        whole: FleetGraph | None = None,
+    ) -> None:
+        self.neighbours = neighbours  # A: both directions, no self-loops; in a view, 0 for an edge that is left out
+        self.features = features  # dense [clients, nodes, features], block-diagonal or masked: `features @ weights`
+        self.sizes = sizes  # int64 [clients], without the spare nodes
+        self.whole = whole  # what this is a view of
+        self.cacheable = False  # whether it is some clients' own, and will be looked at again and again
+        self._source: tuple[FleetGraph, slice | list[int]] | None = None  # what it was selected from, and which clients
+        self._spread: dict[tuple[str, int], Tensor | None] = {}
+
+    @property
+    def clients(self) -> int:
+        return self.neighbours.blocks
+
+    @property
+    def nodes(self) -> int:
+        return self.neighbours.rows
+
+    @cached_property
+    def real(self) -> Tensor:
+        """Which nodes are not spare, [clients, nodes]."""
+        return torch.arange(self.nodes, device=self.sizes.device) < self.sizes[:, None]
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """Neighbours of every node, [clients, nodes]."""
+        kept = self.neighbours.values
+        counts = self.neighbours.starts.diff().float() if kept is None else self.neighbours.row_sums(kept)
+        return counts.view(self.clients, self.nodes)
+
+    @cached_property
+    def mean(self) -> BlockSparse:
+        """D^-1 A: the mean over neighbours, zero for a node without any."""
+        inverse = self.degree.flatten().clamp(min=1).reciprocal()
+        pattern = self.neighbours
+        kept = 1.0 if pattern.values is None else pattern.values
+        return pattern.with_values(inverse[pattern.row_of] * kept, inverse[pattern.columns] * kept)
+
+    @cached_property
+    def _loop_order(self) -> Tensor:
+        """How the entries of A followed by those of I come to stand in A + I."""
+        total = self.clients * self.nodes
+        every = torch.arange(total, device=self.sizes.device)
+        rows = torch.cat([self.neighbours.row_of, every])
+        return torch.argsort(rows * total + torch.cat([self.neighbours.columns.long(), every]))
+
+    @cached_property
+    def with_self_loops(self) -> BlockSparse:
+        """A + I."""
+        if self.whole is not None:
+            kept = self.neighbours.values
+            assert kept is not None
+            both = torch.cat([kept, kept.new_ones(self.clients * self.nodes)])
+            return self.whole.with_self_loops.with_values(both[self.whole._loop_order])
+        total = self.clients * self.nodes
+        every = torch.arange(total, dtype=torch.int32, device=self.sizes.device)
+        columns = torch.cat([self.neighbours.columns, every])[self._loop_order]
+        starts = self.neighbours.starts + torch.arange(total + 1, dtype=torch.int32, device=every.device)
+        return BlockSparse(starts, columns, None, self.clients, (self.nodes, self.nodes)).with_values(None)
+
+    @cached_property
+    def normalised(self) -> BlockSparse:
+        """D^-1/2 (A + I) D^-1/2 with the degrees of A + I."""
+        scale = (self.degree.flatten() + 1).rsqrt()
+        pattern = self.with_self_loops
+        values = scale[pattern.row_of] * scale[pattern.columns]
+        return pattern.with_values(values if pattern.values is None else values * pattern.values)
+
+    def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
+        """The features after some products with a matrix of this graph, worked out once; None where that is no help.
+
+        A layer is linear up to here, so it may spread the features instead of what it makes of them. Sparse features
+        would be sparse no longer (on Cora, one step gives each node three times as many), and for a graph that does
+        not last it is not worth it.
+        """
+        if (matrix, steps) not in self._spread:
+            self._spread[matrix, steps] = self._find_spread(matrix, steps)
+        return self._spread[matrix, steps]
+
+    def _find_spread(self, matrix: str, steps: int) -> Tensor | None:
+        if self._source is not None:
+            whole, mine = self._source
+            known = whole.spread(matrix, steps)
+            return None if known is None else known[mine]
+        if not self.cacheable or not isinstance(self.features, Tensor):
+            return None
+        spread = self.features
+        for _ in range(steps):
+            spread = getattr(self, matrix).times(spread)
+        return spread
+
+    def self_loops_per_head(self, heads: int) -> BlockSparse:
+        """A + I, once for every attention head of every client."""
+        if self.whole is not None:
+            pattern, entries = self.whole._headed(heads)
+            values = self.with_self_loops.values
+            assert values is not None
+            return pattern.with_values(values[entries])
+        return self._headed(heads)[0]
+
+    def _headed(self, heads: int) -> tuple[BlockSparse, Tensor | slice]:
+        if heads not in self._heads:
+            repeated = [client for client in range(self.clients) for _ in range(heads)]
+            self._heads[heads] = self.with_self_loops.select(repeated), self.with_self_loops.entries_of(repeated)
+        return self._heads[heads]
+
+    @cached_property
+    def _heads(self) -> dict[int, tuple[BlockSparse, Tensor | slice]]:
+        return {}
+
+    @cached_property
+    def edge_of(self) -> tuple[Tensor, int]:
+        """For every entry of A its undirected edge, counted within its client; and the most edges a client has."""
+        total = self.clients * self.nodes
+        rows, columns = self.neighbours.row_of, self.neighbours.columns.long()
+        pairs = torch.minimum(rows, columns) * total + torch.maximum(rows, columns)
+        unique, edge = torch.unique(pairs, return_inverse=True)
+        owner = torch.div(unique, total * self.nodes, rounding_mode="floor")
+        counts = torch.bincount(owner, minlength=self.clients)
+        first = counts.cumsum(0) - counts
+        return edge - first[rows // self.nodes], int(counts.max()) if len(unique) else 0
+
+    def perturbed(self, random: Stream, edges: float, features: float) -> FleetGraph:
+        """A view without a share of the edges, both directions of each together, and of the feature columns."""
+        edge, most = self.edge_of
+        kept = random.keep(edges, 1, max(most, 1)).flatten(1)
+        values = kept[self.neighbours.row_of // self.nodes, edge].float()
+        columns = random.keep(features, 1, self.width).flatten(1).float()
+        return FleetGraph(
+            self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, whole=self
+        )
+
+    def part(self, clients: range) -> FleetGraph:
+        """The graphs of clients that stand side by side; cut once, and what can be is a view."""
+        if len(clients) == self.clients:
+            return self
+        if clients not in self._parts:
+            self._parts[clients] = self._cut(clients)
+        return self._parts[clients]
+
+    def _cut(self, clients: range) -> FleetGraph:
+        chosen = list(clients)
+        if self.whole is None:
+            return self.select(chosen)
+        whole, kept, masked = self.whole.part(clients), self.neighbours.values_of(chosen), self.features
+        features = MaskedFeatures(whole.features, masked.columns[clients.start : clients.stop])
+        return FleetGraph(whole.neighbours.with_values(kept), features, whole.sizes, whole=whole)
+
+    @cached_property
+    def _parts(self) -> dict[range, FleetGraph]:
+        return {}
+
+    @property
+    def step_tensors(self) -> list[Tensor]:
+        """What a view does not share with the graph that it is a view of."""
+        if self.whole is None:
+            return []
+        masks = [self.features.columns] if isinstance(self.features, MaskedFeatures) else []
+        return [*masks, *([] if self.neighbours.values is None else [self.neighbours.values])]
+
+    @property
+    def width(self) -> int:
+        """The number of features of a node."""
+        return int(self.features.shape[2] if isinstance(self.features, Tensor) else self.features.width)
+
+    def select(self, chosen: list[int]) -> FleetGraph:
+        """The graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made again."""
+        mine = slice(chosen[0], chosen[-1] + 1) if contiguous(chosen) else chosen
+        features = self.features[mine] if isinstance(self.features, Tensor) else self.features.select(chosen)
+        picked = FleetGraph(self.neighbours.select(chosen), features, self.sizes[chosen])
+        picked._source = self, mine
+        if "with_self_loops" in self.__dict__:
+            picked.with_self_loops = self.with_self_loops.select(chosen)
+        if "normalised" in self.__dict__:  # it shares its pattern with A + I, and the mean with A
+            picked.normalised = picked.with_self_loops.with_values(self.normalised.values_of(chosen))
+        if "mean" in self.__dict__:
+            values = (matrix.values_of(chosen) for matrix in (self.mean, self.mean.transpose))
+            picked.mean = picked.neighbours.with_values(*values)
+        return picked
+
+
+def gather_nodes(values: Tensor, places: Tensor) -> Tensor:
+    """Of values [clients, nodes, ...] those at some places of each client, [clients, some, ...]."""
+    return values.gather(1, places.view(*places.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:]))
+
+
+class Rows:
+    """Some nodes of every client, as a layer sees them that is asked about no others: matrices with these rows alone.
+
+    The last layer of a model reads all nodes and is often asked about few.
+    """
+
+    def __init__(
+        self, whole: FleetGraph, nodes: Tensor, real: Tensor, source: tuple[Rows, list[int]] | None = None
+    ) -> None:
+        self.whole = whole
+        self.nodes = nodes  # int64 [clients, some]
+        self.real = real  # bool [clients, some]: a client with fewer of them is padded
+        self._source = source  # what this was cut out of, and the positions of its clients there
+        self._spread: dict[tuple[str, int], Tensor] = {}
+        self._parts: dict[range, Rows] = {}
+
+    @property
+    def features(self) -> Any:
+        return self.whole.features
+
+    @cached_property
+    def normalised(self) -> BlockSparse:
+        return self._cut("normalised")
+
+    @cached_property
+    def mean(self) -> BlockSparse:
+        return self._cut("mean")
+
+    @cached_property
+    def with_self_loops(self) -> BlockSparse:
+        return self._cut("with_self_loops")
+
+    @cached_property
+    def chosen(self) -> BlockSparse:
+        """One entry for every one of these nodes, which picks it out of all."""
+        if self._source is not None:
+            return self._cut("chosen")
+        clients, nodes = self.whole.clients, self.whole.nodes
+        every = torch.arange(clients * nodes + 1, dtype=torch.int32, device=self.nodes.device)
+        identity = BlockSparse(every, every[:-1], None, clients, (nodes, nodes))
+        return identity.at(self.nodes, self.real)
+
+    def _cut(self, matrix: str) -> BlockSparse:
+        if self._source is None:
+            return getattr(self.whole, matrix).at(self.nodes, self.real)  # type: ignore[no-any-return]
+        rows, chosen = self._source
+        return getattr(rows, matrix).select(chosen)  # type: ignore[no-any-return]
+
+    def own(self, values: Tensor) -> Tensor:
+        """Of values of all nodes, those of these; zero where a client is padded."""
+        if values.dtype == torch.float32:
+            return self.chosen @ values
+        return gather_nodes(values, self.nodes) * self.real.unsqueeze(2)
+
+    def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
+        """Of the features that were spread, those of these nodes."""
+        known = self.whole.spread(matrix, steps)
+        if known is not None and (matrix, steps) not in self._spread:
+            self._spread[matrix, steps] = self.chosen.times(known)
+        return self._spread.get((matrix, steps))
+
+    def part(self, clients: range) -> Rows:
+        """The rows of clients that stand side by side."""
+        if len(clients) == self.whole.clients:
+            return self
+        if clients not in self._parts:
+            mine, source = slice(clients.start, clients.stop), None if self._source is None else (self, list(clients))
+            self._parts[clients] = Rows(self.whole.part(clients), self.nodes[mine], self.real[mine], source)
+        return self._parts[clients]
+
+
+def build_fleet_graph(graphs: Sequence[Graph], device: torch.device) -> FleetGraph:
+    """Put the graphs of some clients side by side on a device."""
+    nodes = padded_size(max(graph.nodes for graph in graphs), device)
+    sizes = torch.tensor([graph.nodes for graph in graphs], device=device)
+    rows = np.concatenate([graph.edges[0] + client * nodes for client, graph in enumerate(graphs)])
+    columns = np.concatenate([graph.edges[1] + client * nodes for client, graph in enumerate(graphs)])
+    neighbours = _compressed(np.bincount(rows, minlength=len(graphs) * nodes), columns, None, (nodes, nodes), device)
+    graph = FleetGraph(neighbours.with_values(None), _features(graphs, nodes, device), sizes)
+    graph.cacheable = True
+    return graph
+
+
+def _features(graphs: Sequence[Graph], nodes: int, device: torch.device) -> Tensor | BlockSparse:
+    width = graphs[0].features
+    if isinstance(graphs[0].x, np.ndarray):
+        dense = torch.zeros(len(graphs), nodes, width)
+        for client, graph in enumerate(graphs):
+            dense[client, : graph.nodes] = torch.from_numpy(graph.x)
+        return dense.to(device)
+    counts = np.zeros((len(graphs), nodes), dtype=np.int64)
+    for client, graph in enumerate(graphs):
+        counts[client, : graph.nodes] = np.diff(graph.x.indptr)
+    columns = np.concatenate([graph.x.indices.astype(np.int64) + client * width for client, graph in enumerate(graphs)])
+    values = np.concatenate([graph.x.data for graph in graphs])
+    return _compressed(counts.ravel(), columns, values, (nodes, width), device)
+
+
+def _compressed(
+    counts: np.ndarray, columns: np.ndarray, values: np.ndarray | None, shape: tuple[int, int], device: torch.device
+) -> BlockSparse:
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return BlockSparse(
+        torch.from_numpy(starts).to(device),
+        torch.from_numpy(columns.astype(np.int32)).to(device),
+        None if values is None else torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device),
+        len(counts) // shape[0],
+        shape,
+    )

@@ -1,0 +1,1 @@
+"""FedSage+: graphs mended with generated neighbours."""

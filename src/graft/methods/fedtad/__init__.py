@@ -1,0 +1,1 @@
+"""FedTAD, as a method and as a plug on any aggregator of one architecture."""

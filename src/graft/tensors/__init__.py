@@ -1,0 +1,1 @@
+"""Tensors and trees of them: arithmetic, block-diagonal sparse matrices, kernels and hashed random numbers."""

@@ -1,0 +1,68 @@
+"""Pictures of the data: what they show is what the partition's card and the graphs say."""
+
+import csv
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from graft.cli import app
+from graft.data.graphs import clean
+from graft.experiments.reports.figures import Heat, heat_maps
+from graft.experiments.reports.portraits import draw, metrics, scaled
+from graft.experiments.studies import PORTRAITS
+from graft.experiments.studies.study import Portrait
+
+DATA = "synthetic:nodes=120,degree=6,classes=3,features=8"
+TINY = Portrait(
+    "A small one", (DATA,), (2,), ("labels", "homophily", "structure"), {"rounds": 2, "width": 8}, without=1
+)
+
+
+def test_structure_of_a_triangle_with_a_tail():
+    edges = np.array([[0, 1, 2, 2], [1, 2, 0, 3]])
+    graph = clean("toy", np.eye(5), edges, np.array([0, 0, 0, 1, 1]), 2)
+    card = {"nodes": 5, "edges": 4, "components": 2, "isolated": 1, "homophily": 0.75}
+    # Degrees 2, 2, 3, 1, 0: ten ordered pairs of neighbours, of which six are joined.
+    assert metrics(graph, card) == [5, 4, 1.6, 2, 1, 0.75, 0.6]
+
+
+def test_columns_run_from_their_lowest_to_their_highest_value():
+    assert scaled([[2.0, 5.0], [4.0, 5.0], [3.0, 5.0]]) == [[0, 0], [1, 0], [0.5, 0]]
+
+
+def test_a_map_leaves_what_is_unknown_blank():
+    drawn = heat_maps([Heat("a < b", ["0", "1"], ["x"], [[0.25], [None]])])
+    assert drawn.count("<rect") == 1
+    assert "a &lt; b" in drawn
+
+
+def test_a_portrait_is_drawn_and_written(tmp_path):
+    said = []
+    places = draw(TINY, "tiny", tmp_path / "out", TINY.datasets, TINY.clients, said.append)
+    assert [place.name for place in places] == ["figure.svg", "table.csv", "portrait.html"]
+    assert len(said) == 1
+    with (tmp_path / "out" / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["client"] for row in rows] == ["0", "1"]
+    assert sum(int(row["nodes"]) for row in rows) == 120
+    assert sum(int(count) for row in rows for count in row["nodes_of_each_class"].split()) == 120
+    figure = (tmp_path / "out" / "figure.svg").read_text()
+    assert figure.count("font-weight") == 4  # three maps and what was learnt without client 1
+    assert "without client 1" in figure
+
+
+@pytest.mark.parametrize("name", sorted(PORTRAITS))
+def test_every_portrait_is_of_a_possible_experiment(name):
+    from graft.experiments.experiment import make_experiment
+
+    portrait = PORTRAITS[name]
+    for dataset in portrait.datasets:
+        make_experiment({**portrait.values(dataset), "dataset": dataset, "clients": portrait.clients[0]})
+    assert portrait.without is None or portrait.without < min(portrait.clients)
+
+
+def test_an_unknown_dataset_of_a_portrait_is_refused():
+    result = CliRunner().invoke(app, ["reproduce", "fedomd-labels", "--datasets", "nowhere"])
+    assert result.exit_code == 2
+    assert "has no dataset 'nowhere'" in " ".join(result.stderr.split())
