@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from torch import Tensor
 
+from graft.fields import check_fields
 from graft.tensors.trees import Weights
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ class Method:
     # `fleet.state.model`, and never looks inside
     pooled: ClassVar[bool] = False  # whether it trains on all data in one place (not federated at all)
     batched: ClassVar[bool] = True  # whether it can train in batches: losses look at the fleet's graph and labels only
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that do not go together; the bounds of single fields are declared with their types."""
 
     def start_server(self, server: Server) -> None:
         """Set the state that the server keeps; every field it will ever have."""

@@ -39,11 +39,6 @@ class Plug(Method):
 
     one_model: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check = getattr(super(), "__post_init__", None)
-        if check is not None:
-            check()
-
     def __reduce__(self) -> Any:
         """A class that `plugged` made has no place of its own to be found at, so it is made again."""
         if self.host is None or self.plug is None:
