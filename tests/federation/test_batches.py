@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 SIZES = (41, 37, 31)
 MODELS = ("gcn", "gat", "sage", "gin", "sgc", "mlp")
 
-BATCHED = sorted(name for name, method in METHODS.items() if method.batched)
+BATCHED = sorted(name for name, method in METHODS.items() if method.supports_batches)
 every_batched_method = pytest.mark.parametrize("name", BATCHED)
 
 

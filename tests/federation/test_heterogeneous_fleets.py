@@ -14,7 +14,7 @@ from graft.tensors.trees import Owners, flatten
 from tests.toy import gap, play, same, toy_graph, toy_setup
 
 MIXED = sorted(
-    name for name, method in METHODS.items() if method.mixed and not method.pooled and not method.architecture
+    name for name, method in METHODS.items() if method.heterogeneous and not method.pooled and not method.architecture
 )
 TINY = 1  # byte: every client is a fleet of its own, and state lives in files
 

@@ -201,7 +201,9 @@ def test_a_client_keeps_the_weights_of_its_own_architecture_and_no_others(models
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", sorted(name for name, method in METHODS.items() if method.mixed and not method.pooled))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, method in METHODS.items() if method.heterogeneous and not method.pooled)
+)
 @pytest.mark.parametrize("record", [True, False])
 def test_kinds_on_a_gpu_give_what_they_give_here(name, record):
     setup = toy_setup(METHODS[name](), clients=10, models="architectures", width=64, dropout=0.5)

@@ -123,7 +123,7 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
     What nobody says is as usual with the method, or else the experiment's default.
     """
     method = METHODS.get(str(values.get("method", Experiment.method)))
-    return _checked(Experiment, {**(method.usual if method else {}), **values}, "an experiment")
+    return _checked(Experiment, {**(method.experiment_defaults if method else {}), **values}, "an experiment")
 
 
 def make_method(name: str, settings: Mapping[str, Any], plug: str = "") -> Method:

@@ -84,7 +84,7 @@ def run(
 
     A dataset may be a name, a path or a PyG `Data`; a model a name or any `nn.Module`; a method a name or a `Method`.
     """
-    values = {**method.usual, **settings} if isinstance(method, Method) else dict(settings)
+    values = {**method.experiment_defaults, **settings} if isinstance(method, Method) else dict(settings)
     values["method"] = method if isinstance(method, str) else name_of(method)
     values["dataset"] = str(dataset) if isinstance(dataset, str | Path) else GIVEN
     if models is not None:
@@ -195,7 +195,7 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
 
 def check_batches(batches: int, method: Method, graphs: list[Graph]) -> None:
     """Refuse batches that a method cannot train in, or that would leave a client with an empty one."""
-    if batches > 1 and not method.batched:
+    if batches > 1 and not method.supports_batches:
         raise InputError(f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {batches}.")
     least = min(range(len(graphs)), key=lambda client: graphs[client].nodes)
     if batches > graphs[least].nodes:

@@ -50,11 +50,13 @@ class Method:
 
     one_model: ClassVar[bool] = False  # whether all clients must have the same architecture
     architecture: ClassVar[str | None] = None  # the one it is about, by name; without one, the experiment's models
-    usual: ClassVar[Mapping[str, Any]] = {}  # fields of the experiment, as models, that it sets where nobody else does
-    mixed: ClassVar[bool] = False  # whether clients of several architectures may be one fleet: it only trains and asks
-    # `fleet.state.model`, and never looks inside
+    # Fields of the experiment, as models, that it sets where nobody else does.
+    experiment_defaults: ClassVar[Mapping[str, Any]] = {}
+    # Whether clients of several architectures may be one fleet: it only trains `fleet.state.model` and asks for its
+    # predictions, and never looks inside.
+    heterogeneous: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # whether it trains on all data in one place (not federated at all)
-    batched: ClassVar[bool] = True  # whether it can train in batches: losses look at the fleet's graph and labels only
+    supports_batches: ClassVar[bool] = True  # losses look at the fleet's graph and labels only
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -52,7 +52,7 @@ class Setup:
         one of a single client, so that what clients keep looks the same however they are grouped.
         """
         native = [model for model in dict.fromkeys(self.models) if isinstance(model, LayeredModel)]
-        return architecture_names(native) if self.method.mixed and len(native) > 1 else {}
+        return architecture_names(native) if self.method.heterogeneous and len(native) > 1 else {}
 
     def model_of(self, clients: list[int]) -> Model:
         """The model of some clients as a fleet."""

@@ -43,7 +43,7 @@ class FedGKC(Method):
     The defaults are what worked best on validation nodes, see docs/results/fedgkc.md; `fedgkc_paper` has the paper's.
     """
 
-    mixed: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = True
 
     copilot: str = "gcn"  # architecture of the travelling model
     alpha: float = 0.8  # weight of the labels in both losses

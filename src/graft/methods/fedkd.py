@@ -30,7 +30,7 @@ class FedKD(Method):
     copies of the mentee stay equal. The attention term of the original, which is about transformers, is left out.
     """
 
-    mixed: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = True
 
     mentee: str = "gcn"  # architecture of the model that travels
     distil: float = 1.0  # weight of the mutual distillation; 0 leaves mentor and mentee alone

@@ -37,7 +37,7 @@ class FedOMD(FedAvg):
     within a round. The paper's beta is 10, see `fedomd_paper`: so much of it keeps the labels from being learnt.
     """
 
-    usual: ClassVar[Mapping[str, Any]] = {"models": "ortho_gcn", "head": "conv"}
+    experiment_defaults: ClassVar[Mapping[str, Any]] = {"models": "ortho_gcn", "head": "conv"}
 
     alpha: float = 5e-4  # weight of the pull of the layers towards orthogonal matrices
     beta: float = 0.1  # weight of the discrepancy; 0 is without it, and then only weights travel

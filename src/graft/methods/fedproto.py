@@ -11,7 +11,8 @@ from torch import Tensor
 
 from graft.errors import InputError
 from graft.federation.method import Method, step
-from graft.graphs.fleet_graph import FleetGraph, gather_nodes
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import gather_nodes
 from graft.tensors.sparse import BlockSparse
 from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree
 
@@ -31,7 +32,7 @@ class PrototypeMethod(Method):
     sent the new ones after the round as well; one that has heard of none yet answers by its classifier.
     """
 
-    mixed: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = True
 
     lam: float = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
     inference: Literal["head", "prototype"] = "head"  # answer by the classifier, or by the nearest known prototype

@@ -25,7 +25,7 @@ class FML(Method):
     """Every client keeps a model of any shape and borrows a small meme; the two teach each other, and memes are
     averaged."""
 
-    mixed: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = True
 
     alpha: float = 0.5  # share of the labels in the local model's loss; the rest is the meme's opinion
     beta: float = 0.5  # share of the labels in the meme's loss; the rest is the local model's opinion

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Local(Method):
     """Every client trains alone; rounds only set the budget and the moments of evaluation."""
 
-    mixed: ClassVar[bool] = True
+    heterogeneous: ClassVar[bool] = True
 
     def round(self, server: Server, clients: Clients) -> None:  # noqa: ARG002
         clients.ask(self.train)

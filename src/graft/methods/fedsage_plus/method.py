@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from graft.errors import InputError
 from graft.federation.method import step
-from graft.graphs.fleet_graph import FleetGraph, gather_nodes
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import gather_nodes
 from graft.methods.fedavg import FedAvg
 from graft.models.architecture import LayeredModel, Model, add_bias, glorot, linear, project, start_linear
 from graft.tensors.randomness import Stream
@@ -54,7 +55,7 @@ class FedSagePlus(FedAvg):
     generator_weight_decay: float = 1e-4
 
     architecture: ClassVar[str | None] = "sage"
-    batched: ClassVar[bool] = False  # mended graphs are whole
+    supports_batches: ClassVar[bool] = False  # mended graphs are whole
 
     def __post_init__(self) -> None:
         if not 0 <= self.hidden <= 1:
@@ -233,7 +234,7 @@ class FedSagePlus(FedAvg):
         """Two graph convolutions: what the generator knows of every node."""
         encoder = weights["encoder"]
         hidden = torch.relu(convolve(graph.normalised, graph.features, encoder["first"]))
-        return torch.relu(convolve(graph.normalised, layered(fleet).drop(hidden, random), encoder["second"]))
+        return torch.relu(convolve(graph.normalised, layered(fleet).apply_dropout(hidden, random), encoder["second"]))
 
     def make(
         self,
@@ -255,7 +256,7 @@ class FedSagePlus(FedAvg):
         hidden = (latent + noise.normal(latent[0].numel()).view_as(latent))[:, nodes]
         hidden = torch.relu(linear(torch.relu(linear(hidden, maker["first"])), maker["second"]))
         if len(nodes):
-            hidden = layered(fleet).drop(hidden, random)
+            hidden = layered(fleet).apply_dropout(hidden, random)
         if self.rank:
             hidden = hidden @ maker["narrow"]
         columns = maker["last"]["weight"].chunk(self.slots, dim=2)
