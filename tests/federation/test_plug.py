@@ -20,7 +20,7 @@ from graft.federation.plug import Plug, aggregated, name_clashes, plugged, repla
 from graft.methods import METHODS, PLUGS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedprox import FedProx
-from graft.methods.fedtad.method import (
+from graft.methods.fedtad import (
     Distillation,
     FedTAD,
     FedTADPaper,

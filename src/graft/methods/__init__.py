@@ -5,7 +5,7 @@ from __future__ import annotations
 from graft.federation.method import Method
 from graft.federation.plug import Plug
 from graft.methods.centralised import Centralised
-from graft.methods.dfed_sst.method import DFedSST, DFedSSTPaper
+from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
 from graft.methods.dfedavgm import DFedAvgM
 from graft.methods.dis_pfl import DisPFL
 from graft.methods.dpsgd import DPSGD
@@ -21,8 +21,8 @@ from graft.methods.fedmlp import FedMLP
 from graft.methods.fedomd import FedOMD, FedOMDPaper
 from graft.methods.fedproto import FedProto
 from graft.methods.fedprox import FedProx
-from graft.methods.fedsage_plus.method import FedSagePlus
-from graft.methods.fedtad.method import (
+from graft.methods.fedsage_plus import FedSagePlus
+from graft.methods.fedtad import (
     Distillation,
     FedTAD,
     FedTADPaper,

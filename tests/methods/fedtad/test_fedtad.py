@@ -16,25 +16,16 @@ from graft.federation.exchange import Clients, Server, Traffic
 from graft.federation.plug import Uploads, plugged
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgta import FedGTA
-from graft.methods.fedtad.method import (
-    FedTAD,
-    FedTADPaper,
-    FedTADReleased,
-    Generator,
-    MadeUpLesson,
-    PaperDistillation,
+from graft.methods.fedtad import FedTAD, FedTADPaper, FedTADReleased, PaperDistillation
+from graft.methods.fedtad.generator import Generator, generate, pseudo_labels
+from graft.methods.fedtad.lesson import (
     Students,
-    generate,
-    logit_gap,
-    mean_cosine,
-    mixing,
-    nearness,
-    prediction_gap,
-    pseudo_labels,
-    recognition,
-    relative,
-    votes_of,
+    SyntheticLesson,
+    mixing_coefficients,
+    relative_reliability,
+    teacher_votes,
 )
+from graft.methods.fedtad.losses import logit_gap, mean_cosine, nearness, prediction_gap, recognition
 from graft.models import build_model
 from graft.tensors.randomness import streams
 from graft.tensors.trees import Tree, flatten, map_tree, select_clients, stack
@@ -143,17 +134,17 @@ def test_clients_tell_once_and_that_is_all_that_is_sent_beside_fedavg():
 def test_shares_of_a_class_add_up_to_one_over_clients():
     told = torch.tensor([[1.0, 0.0, 3.0], [3.0, 0.0, 0.0]])
     everyone = torch.ones(1, 2)
-    found = relative(told, everyone)[0]
+    found = relative_reliability(told, everyone)[0]
     assert found.tolist() == [[0.25, 0, 1], [0.75, 0, 0]]
-    assert torch.equal(relative(told.flip(0), everyone)[0], found.flip(0))
-    assert relative(told[:1], torch.ones(1, 1))[0].tolist() == [[1, 0, 1]]
+    assert torch.equal(relative_reliability(told.flip(0), everyone)[0], found.flip(0))
+    assert relative_reliability(told[:1], torch.ones(1, 1))[0].tolist() == [[1, 0, 1]]
     # A student that listens to one of them alone.
-    assert relative(told, torch.tensor([[1.0, 0.0], [1.0, 1.0]]))[0].tolist() == [[1, 0, 1], [0, 0, 0]]
+    assert relative_reliability(told, torch.tensor([[1.0, 0.0], [1.0, 1.0]]))[0].tolist() == [[1, 0, 1], [0, 0, 0]]
 
 
 def test_votes_make_a_mean_over_the_nodes_of_each_class():
     labels = torch.tensor([0, 0, 0, 2])
-    votes = votes_of(torch.tensor([[1.0, 0.0, 3.0], [3.0, 0.0, 0.0]]), torch.ones(1, 2), labels)[0]
+    votes = teacher_votes(torch.tensor([[1.0, 0.0, 3.0], [3.0, 0.0, 0.0]]), torch.ones(1, 2), labels)[0]
     torch.testing.assert_close(votes, torch.tensor([[1 / 12, 1 / 12, 1 / 12, 1], [0.25, 0.25, 0.25, 0]]))
 
 
@@ -177,7 +168,7 @@ def test_partial_participation_shares_out_among_those_who_take_part():
     play(toy_setup(Watched(), clients=4, participation=0.5), rounds=2)
     for told, scope in seen:
         assert len(told) == 2
-        torch.testing.assert_close(relative(told, scope)[0].sum(0), (told.sum(0) > 0).float())
+        torch.testing.assert_close(relative_reliability(told, scope)[0].sum(0), (told.sum(0) > 0).float())
 
 
 # Losses.
@@ -276,8 +267,8 @@ def lesson_for(model, teachers, method, norm=2.0):
     count = len(teachers["head"]["bias"])
     told = torch.rand(count, CLASSES, generator=torch.Generator().manual_seed(1)) + 0.1
     labels = pseudo_labels(told.sum(0) > 0, method.pseudo_nodes)
-    votes = votes_of(told, torch.ones(1, count), labels)
-    return MadeUpLesson(model, teachers, votes, votes[0], labels, torch.tensor(norm))
+    votes = teacher_votes(told, torch.ones(1, count), labels)
+    return SyntheticLesson(model, teachers, votes, votes[0], labels, torch.tensor(norm))
 
 
 def students_for(weights, owners=(0,)):
@@ -299,7 +290,7 @@ def test_each_phase_changes_its_own_weights_and_no_others(kind):
     assert same(theta, before)  # the old ones are not written over either
     assert same(teachers, kept["teachers"])
     assert same(weights, kept["students"])
-    graph = method.make_up(known.generator, lesson, noise)
+    graph = method.synthesise(known.generator, lesson, noise)
     before = map_tree(torch.clone, known.generator)
     students = students_for(weights)
     method.train_students(lesson, students, graph, 2)
@@ -319,7 +310,7 @@ def test_made_up_nodes_are_as_long_as_real_ones():
         setup = toy_setup(method)
         server = server_for(setup)
         lesson = lesson_for(setup.models[0], random_weights(setup.models[0], 2), method)
-        graph = method.make_up(server.state.distillation.generator, lesson, torch.randn(12, 32))
+        graph = method.synthesise(server.state.distillation.generator, lesson, torch.randn(12, 32))
         assert bool(((graph.features[0].norm(dim=1) - 2).abs() < 1e-6).all()) == wanted
 
 
@@ -327,9 +318,9 @@ def test_length_of_real_nodes_is_their_mean_over_all_who_told():
     seen = []
 
     class Watched(FedTADPaper):
-        def make_up(self, weights, lesson, noise):
+        def synthesise(self, weights, lesson, noise):
             seen.append(lesson.norm)
-            return super().make_up(weights, lesson, noise)
+            return super().synthesise(weights, lesson, noise)
 
     graphs = toy_graphs()
     play(toy_setup(Watched(), graphs=graphs), rounds=1)
@@ -635,9 +626,9 @@ def test_shares_of_a_mean_are_found_in_the_weights():
     teachers = random_weights(model, 3, seed=1)
     shares = torch.tensor([[0.2, 0.8, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])
     students = map_tree(lambda leaf: torch.tensordot(shares, leaf, dims=1), teachers)
-    torch.testing.assert_close(mixing(students, teachers).float(), shares, atol=1e-5, rtol=0)
+    torch.testing.assert_close(mixing_coefficients(students, teachers).float(), shares, atol=1e-5, rtol=0)
     alike = map_tree(lambda leaf: leaf[:1].expand_as(leaf), teachers)
-    torch.testing.assert_close(mixing(alike, alike), torch.full((3, 3), 1 / 3, dtype=torch.float64))
+    torch.testing.assert_close(mixing_coefficients(alike, alike), torch.full((3, 3), 1 / 3, dtype=torch.float64))
 
 
 def test_every_client_of_a_personalised_host_has_a_student_and_absent_ones_keep_their_model():
@@ -668,7 +659,7 @@ def test_students_learn_apart_as_they_would_alone():
     teachers, students = random_weights(model, 3, seed=1), random_weights(model, 2, seed=2)
     lesson = lesson_for(model, teachers, method)
     weights = generator_weights()
-    graph = method.make_up(weights, lesson, noise_for(12))
+    graph = method.synthesise(weights, lesson, noise_for(12))
 
     def learn(some, owners):
         learning = students_for(some, owners)

@@ -8,7 +8,8 @@ from torch_geometric.nn import GCNConv
 
 from graft.data.graphs import clean
 from graft.graphs.fleet_graph import build_fleet_graph
-from graft.methods.fedtad.synthetic_graph import PseudoGraph, answers, disclosed, merged, nearest, neighbour_graph
+from graft.methods.fedtad.disclosure import disclosed, merge_disclosed
+from graft.methods.fedtad.synthetic_graph import PseudoGraph, nearest, neighbour_graph, stacked_logits
 from graft.models import MODELS, build_model
 from graft.models.own import OwnModel
 from graft.tensors.randomness import streams
@@ -68,13 +69,13 @@ def test_models_see_a_dense_graph_as_they_see_a_clients(name, head):
     model = build_model(name, WIDTH, 3, width=8, head=head)
     weights = random_weights(model, clients=4)
     graph = neighbour_graph(features().requires_grad_(), 3, "dot")
-    found, wanted = answers(model, weights, graph), model(weights, as_client(graph, 4)).logits
+    found, wanted = stacked_logits(model, weights, graph), model(weights, as_client(graph, 4)).logits
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     if name != "mlp":
         other = PseudoGraph(torch.zeros(NODES, NODES), graph.features[0])
-        assert (answers(model, weights, other) - wanted).abs().max() > 1e-3
+        assert (stacked_logits(model, weights, other) - wanted).abs().max() > 1e-3
     # One by one is the same, and the features get a gradient either way.
-    alone = torch.cat([answers(model, select_clients(weights, torch.tensor([one])), graph) for one in range(4)])
+    alone = torch.cat([stacked_logits(model, select_clients(weights, torch.tensor([one])), graph) for one in range(4)])
     torch.testing.assert_close(found, alone, atol=1e-6, rtol=1e-6)
     together, apart = (torch.autograd.grad(out.square().sum(), graph.features)[0] for out in (found, alone))
     torch.testing.assert_close(together, apart, atol=1e-4, rtol=1e-4)
@@ -88,7 +89,7 @@ def test_gradients_of_the_features_are_those_of_finite_differences(name):
     adjacency = neighbour_graph(start, 3, "dot").adjacency
 
     def loss(x):
-        return answers(model, weights, PseudoGraph(adjacency, x)).log_softmax(2)[:, :, 0].sum()
+        return stacked_logits(model, weights, PseudoGraph(adjacency, x)).log_softmax(2)[:, :, 0].sum()
 
     (gradient,) = torch.autograd.grad(loss(start), start)
     direction = torch.randn(start.shape, generator=torch.Generator().manual_seed(3))
@@ -102,16 +103,16 @@ def test_your_own_module_is_called_once_for_every_model():
     models = [OwnModel(Own()) for _ in range(3)]
     weights = stack([model.start(torch.Generator()) for model in models])
     graph = neighbour_graph(features(), 3, "dot")
-    found = answers(models[0], weights, graph)
+    found = stacked_logits(models[0], weights, graph)
     for place in range(3):
         alone = models[0](select_clients(weights, torch.tensor([place])), as_client(graph, 1)).logits
         torch.testing.assert_close(found[place : place + 1], alone, atol=1e-5, rtol=1e-5)
     same = select_clients(weights, torch.tensor([0, 0]))
     random = streams(torch.device("cpu"), 0, [0, 1])
-    first, second = (answers(models[0], same, graph, random) for _ in range(2))
+    first, second = (stacked_logits(models[0], same, graph, random) for _ in range(2))
     assert not torch.equal(first[0], first[1])  # every student drops out other nodes
     assert not torch.equal(first, second)  # and others every time
-    assert torch.equal(first, answers(models[0], same, graph, streams(torch.device("cpu"), 0, [0, 1])))
+    assert torch.equal(first, stacked_logits(models[0], same, graph, streams(torch.device("cpu"), 0, [0, 1])))
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -119,7 +120,7 @@ def test_disclosed_graphs_are_put_side_by_side(sparse):
     graphs = [toy_graph(size, seed=size, sparse=sparse) for size in (12, 9)]
     fleet = build_fleet_graph(graphs, torch.device("cpu"))
     parts = [select_clients(disclosed(fleet.select([client])), 0) for client in range(2)]
-    whole = merged(parts, graphs[0].features, torch.device("cpu"))
+    whole = merge_disclosed(parts, graphs[0].features, torch.device("cpu"))
     assert whole.nodes == 21
     edges = set(zip(whole.neighbours.row_of.tolist(), whole.neighbours.columns.tolist(), strict=True))
     wanted = set(map(tuple, graphs[0].edges.T.tolist())) | set(map(tuple, (graphs[1].edges + 12).T.tolist()))
@@ -130,5 +131,5 @@ def test_disclosed_graphs_are_put_side_by_side(sparse):
     model = build_model("gcn", graphs[0].features, 3, width=8)
     weights = random_weights(model, clients=2)
     separate = model(select_clients(weights, torch.tensor([0, 0])), fleet).logits
-    torch.testing.assert_close(answers(model, weights, whole)[0, :12], separate[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(answers(model, weights, whole)[0, 12:], separate[1, :9], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(stacked_logits(model, weights, whole)[0, :12], separate[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(stacked_logits(model, weights, whole)[0, 12:], separate[1, :9], atol=1e-5, rtol=1e-5)

@@ -1,1 +1,5 @@
-"""DFed-SST: peers that choose whom to learn from by how their classes lie."""
+"""DFed-SST: peers choose whom to hear by structural and semantic fingerprints."""
+
+from graft.methods.dfed_sst.method import DFedSST, DFedSSTPaper
+
+__all__ = ["DFedSST", "DFedSSTPaper"]

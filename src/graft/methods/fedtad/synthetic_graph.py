@@ -1,23 +1,19 @@
-"""A small graph that the server makes up, and that all models of a stack look at together."""
+"""A small synthetic graph, given by a dense adjacency, that all models of a stack see."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
-from scipy.sparse import csr_array, vstack
 from torch import Tensor
 from torch.nn import functional
 
-from graft.data.graphs import Graph
-from graft.graphs.fleet_graph import FleetGraph, build_fleet_graph
+from graft.graphs.fleet_graph import FleetGraph
 from graft.models.architecture import Model
 from graft.tensors.randomness import Stream
 from graft.tensors.sparse import BlockSparse
-from graft.tensors.trees import Tree, Weights, flatten, select_clients
+from graft.tensors.trees import Weights, flatten, select_clients
 
 Similarity = Literal["dot", "cosine"]
 
@@ -46,7 +42,7 @@ class SharedMatrix(BlockSparse):
 
 @lru_cache(maxsize=16)
 def complete(blocks: int, nodes: int, device: torch.device) -> BlockSparse:
-    """The pattern in which every node of a block is joined to every other and to itself."""
+    """The sparsity pattern of blocks of complete graphs with self-loops."""
     rows = blocks * nodes
     starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * nodes
     first = torch.arange(blocks, dtype=torch.int32, device=device).repeat_interleave(nodes) * nodes
@@ -96,60 +92,31 @@ def nearest(features: Tensor, count: int, by: Similarity) -> Tensor:
 
     The selection is hard: no gradient flows through it.
     """
-    places = functional.normalize(features.detach(), dim=1, eps=1e-12) if by == "cosine" else features.detach()
-    chosen = (places @ places.T).topk(count, dim=1).indices
+    points = functional.normalize(features.detach(), dim=1, eps=1e-12) if by == "cosine" else features.detach()
+    chosen = (points @ points.T).topk(count, dim=1).indices
     return torch.zeros(len(features), len(features), device=features.device).scatter_(1, chosen, 1.0)
 
 
 def neighbour_graph(features: Tensor, count: int, by: Similarity) -> PseudoGraph:
-    """Nodes joined to those that are nearest to them, in both directions; models add a node's loop themselves."""
+    """Nodes joined to those that are nearest to them, in both directions; models add self-loops themselves."""
     chosen = nearest(features, count, by)
     return PseudoGraph(torch.maximum(chosen, chosen.T).fill_diagonal_(0), features)
 
 
-def answers(model: Model, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Tensor:
-    """The logits of every model of a stack on one graph, [models, nodes, classes]; with random draws, dropout is on."""
+def stacked_logits(model: Model, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Tensor:
+    """The logits of every model of a stack on one graph, [models, nodes, classes]; a random stream means dropout."""
     models = len(next(leaf for _, leaf in flatten(weights)))
     if model.stackable:
         return model(weights, shared_by(graph, models), random).logits
-    alone = shared_by(graph, 1)
+    single = shared_by(graph, 1)
     streams = [None] * models if random is None else [Stream(key) for key in random.bits(1)]
     rows = torch.arange(models, device=graph.sizes.device).unbind()
-    outputs = [model(select_clients(weights, row[None]), alone, own) for row, own in zip(rows, streams, strict=True)]
+    outputs = [model(select_clients(weights, row[None]), single, own) for row, own in zip(rows, streams, strict=True)]
     return torch.cat([output.logits for output in outputs])
 
 
 def shared_by(graph: FleetGraph, models: int) -> FleetGraph:
-    """A single graph as so many models see it."""
+    """A single graph, repeated for so many models."""
     if graph.clients == models:
         return graph
     return graph.for_models(models) if isinstance(graph, PseudoGraph) else graph.select([0] * models)
-
-
-def disclosed(graph: FleetGraph) -> Tree:
-    """All that a graph of one client holds, without its spare nodes, as a message."""
-    nodes = int(graph.sizes[0])
-    edges = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()]).unsqueeze(0)
-    features = graph.features
-    if isinstance(features, Tensor):
-        return Tree(edges=edges, features=features[:, :nodes])
-    starts = features.starts[: nodes + 1].unsqueeze(0)
-    return Tree(edges=edges, starts=starts, columns=features.columns.unsqueeze(0), values=features.values.unsqueeze(0))
-
-
-def merged(parts: Sequence[Tree], width: int, device: torch.device) -> FleetGraph:
-    """The disclosed graphs of several clients as one; edges between clients are known to nobody and stay out."""
-    tables = [table_of(part, width) for part in parts]
-    first = np.cumsum([0, *(table.shape[0] for table in tables)])
-    edges = [part.edges.cpu().numpy() + offset for part, offset in zip(parts, first[:-1], strict=True)]
-    table = np.concatenate(tables) if isinstance(tables[0], np.ndarray) else csr_array(vstack(tables))
-    unknown = np.full(first[-1], -1)
-    return build_fleet_graph([Graph("merged", table, np.concatenate(edges, axis=1), unknown, 1)], device)
-
-
-def table_of(part: Tree, width: int) -> Any:
-    """Disclosed features, dense or sparse as they came."""
-    if "features" in part:
-        return part.features.cpu().numpy()
-    values, columns, starts = (part[name].cpu().numpy() for name in ("values", "columns", "starts"))
-    return csr_array((values, columns, starts), shape=(len(starts) - 1, width))

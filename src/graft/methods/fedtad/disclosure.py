@@ -1,0 +1,44 @@
+"""Real graphs at the server, for simulations that distil on them instead of on synthetic nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array, vstack
+from torch import Tensor
+
+from graft.data.graphs import Graph
+from graft.graphs.fleet_graph import FleetGraph, build_fleet_graph
+from graft.tensors.trees import Tree
+
+
+def disclosed(graph: FleetGraph) -> Tree:
+    """The edges and features of a single client's graph, without padding, as a message."""
+    nodes = int(graph.sizes[0])
+    edges = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()]).unsqueeze(0)
+    features = graph.features
+    if isinstance(features, Tensor):
+        return Tree(edges=edges, features=features[:, :nodes])
+    starts = features.starts[: nodes + 1].unsqueeze(0)
+    return Tree(edges=edges, starts=starts, columns=features.columns.unsqueeze(0), values=features.values.unsqueeze(0))
+
+
+def merge_disclosed(parts: Sequence[Tree], width: int, device: torch.device) -> FleetGraph:
+    """The disclosed graphs of several clients as one; edges between clients are known to nobody and stay out."""
+    tables = [feature_table(part, width) for part in parts]
+    offsets = np.cumsum([0, *(table.shape[0] for table in tables)])
+    edges = [part.edges.cpu().numpy() + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
+    table = np.concatenate(tables) if isinstance(tables[0], np.ndarray) else csr_array(vstack(tables))
+    unlabelled = np.full(offsets[-1], -1)
+    return build_fleet_graph([Graph("merged", table, np.concatenate(edges, axis=1), unlabelled, 1)], device)
+
+
+def feature_table(part: Tree, width: int) -> Any:
+    """Disclosed features, dense or sparse as they came."""
+    if "features" in part:
+        return part.features.cpu().numpy()
+    values, columns, starts = (part[name].cpu().numpy() for name in ("values", "columns", "starts"))
+    return csr_array((values, columns, starts), shape=(len(starts) - 1, width))
