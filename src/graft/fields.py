@@ -44,7 +44,7 @@ class Rule(NamedTuple):
         if not isinstance(value, Integral if self.whole else Real):
             noun = "a whole number" if self.whole else "a number"
         elif not (isinstance(value, Integral) or math.isfinite(value) or (value == math.inf and self.infinite)):
-            noun = "a finite number"
+            noun = "a number" if self.infinite else "a finite number"
         elif all(bound.holds(value, bound.limit) for bound in self.bounds):
             return ""
         else:
@@ -127,4 +127,5 @@ def bounds_in(notes: list[Any]) -> Iterator[Bound]:
 
 
 def in_words(bounds: tuple[Bound, ...]) -> str:
-    return " and ".join(bound.words for bound in bounds)
+    finite = [bound.words for bound in bounds if bound.limit != math.inf]
+    return " and ".join(finite) + (", or inf" if len(finite) < len(bounds) else "")

@@ -17,6 +17,7 @@ from graft.engines.memory import parse_memory
 from graft.errors import InputError
 from graft.federation.method import Method
 from graft.federation.plug import Plug, plugged, takes_plugs
+from graft.fields import check_field
 from graft.methods import METHODS, PLUGS
 from graft.training.loop import Training
 
@@ -217,6 +218,8 @@ def _checked(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in known)
+        if first["type"].startswith(("greater_than", "less_than")):
+            check_field(kind, place, first["input"])  # one sentence about bounds, here as in Python
         raise InputError(f"Setting '{place}' of {what} is {first['input']!r}: {_lower(first['msg'])}.") from None
 
 

@@ -12,10 +12,9 @@ from graft.methods.local import Local
 class Centralised(Local):
     """All data in one place, scored on each client's own nodes; not federated, so nothing is counted as sent."""
 
-    edges: Literal["all", "inside"] = "all"  # "inside" leaves out the edges between clients, as federations do
-    inference: Literal["whole", "own"] = (
-        "whole"  # "own" scores each client on its own graph, without other clients' edges
-    )
-
     one_model: ClassVar[bool] = True
     pooled: ClassVar[bool] = True
+
+    edges: Literal["all", "inside"] = "all"  # "inside" leaves out the edges between clients, as federations do
+    # "own" scores each client on its own graph, without the edges between clients.
+    inference: Literal["whole", "own"] = "whole"

@@ -4,12 +4,12 @@ Intelligence 45, 2023."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
 from graft.federation.topologies import Topology
@@ -28,13 +28,9 @@ class DFedAvgM(PeerMethod):
     were at one point, that is the mix of the models; where they were not, their differences stay.
     """
 
-    momentum: float = 0.9  # theta: how much of the last step is taken again
-    bits: Literal[0, 8, 16] = 0  # of every number sent, when quantised; 0: models as they are
-    rounding: Literal["nearest", "stochastic"] = "nearest"  # of quantised numbers; stochastic is right on average
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1.")
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9  # theta: momentum of SGD
+    bits: Literal[0, 8, 16] = 0  # of every quantised number; 0: models are sent as they are
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # of quantised numbers; stochastic is unbiased
 
     def round(self, peers: Peers) -> None:  # type: ignore[override]
         links = Topology("random-undirected", mixing="metropolis")

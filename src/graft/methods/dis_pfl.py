@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,22 +36,15 @@ class DisPFL(PeerMethod):
     smallest weights for as many others, fewer and fewer of them over the rounds.
     """
 
-    density: float = 0.5  # rho: the share of all weights that a peer has; 1 is D-PSGD as its mode "dispfl" has it
-    drop: float = 0.5  # the share of its weights that a peer gives up after the first round; falls to 0 as a cosine
-    erk_power: float = 1.0  # how much denser small matrices are than large ones; 0: all alike
-    regrow: Literal["random", "gradient"] = "random"  # which weights come instead: any, or those with the most gradient
+    density: Annotated[float, Gt(0), Le(1)] = 0.5  # rho: share of all weights a peer has; 1 is D-PSGD, mode "dispfl"
+    # Share of its weights that a peer gives up after the first round; decays to 0 along a cosine.
+    drop: Annotated[float, Ge(0), Le(1)] = 0.5
+    erk_power: Annotated[float, Ge(0)] = 1.0  # how much denser small matrices are than large ones; 0: all alike
+    regrow: Literal["random", "gradient"] = "random"  # which weights replace them: any, or those of largest gradient
     same_start: bool = False  # whether all peers begin with the same mask
-    # How peers train: as the experiment says, or as in the authors' code (SGD with 0.1, falling by 0.2 % a round, 5
-    # epochs, gradients cut at norm 10).
+    # How peers train: as the experiment sets it, or as the authors' code does (5 epochs of SGD, learning rate 0.1 that
+    # decays by 0.2 % a round, gradients clipped at norm 10).
     local: Literal["experiment", "author"] = "experiment"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise InputError(f"density is {self.density}; it must be above 0 and at most 1.")
-        if not 0 <= self.drop <= 1:
-            raise InputError(f"drop is {self.drop}; it must be a share from 0 to 1.")
-        if not 0 <= self.erk_power < float("inf"):
-            raise InputError(f"erk_power is {self.erk_power}; it must be at least 0.")
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)

@@ -4,12 +4,12 @@ correction. CVPR 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.methods.scaffold import Average, add_share, mean_gradient, nothing, votes
@@ -38,16 +38,12 @@ class FedDC(FedAvg):
     with alpha = 0: so the paper and its authors' code have it.
     """
 
-    alpha: float = 0.1  # weight of the pull towards the received model less the client's drift
+    alpha: Annotated[float, Ge(0)] = 0.1  # weight of the pull towards the received model less the client's drift
     # SCAFFOLD's correction of every gradient. It takes local steps for gradients, which they are with SGD alone: "auto"
     # leaves it out with Adam, where zeros travel in its place; "off" sends nothing.
     correction: Literal["auto", "on", "off"] = "auto"
     drift: bool = True  # off: the drifts stay zero
     average: Average = "uniform"  # every client counts alike, or by its vote (weight_by)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha < float("inf"):
-            raise InputError(f"alpha is {self.alpha}; it must be at least 0.")
 
     @property
     def kept(self) -> list[str]:

@@ -3,13 +3,14 @@ networks. IEEE Transactions on Information Forensics and Security 18, 2023."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
 from graft.federation.topologies import Topology
@@ -29,13 +30,8 @@ class FedDual(PeerMethod):
 
     hierarchical: bool = False  # whether merged pairs merge further within a round, until all have met
     noise: Literal["none", "gaussian", "laplace"] = "none"  # what hides a peer's training before anybody sees it
-    clip: float = 1.0  # c: with noise, how far training may move a model
-    epsilon: float = 1.0  # with noise, its scale is clip / epsilon in every weight
-
-    def __post_init__(self) -> None:
-        for name in ("clip", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be above 0.")
+    clip: Annotated[float, Gt(0)] = 1.0  # c: with noise, how far training may move a model
+    epsilon: Annotated[float, Gt(0), Le(math.inf)] = 1.0  # with noise, its scale is clip / epsilon in every weight
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional
 
-from graft.errors import InputError
 from graft.federation.method import Method, step
 from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree, select_clients
@@ -28,23 +28,12 @@ class FedGTA(Method):
 
     one_model: ClassVar[bool] = True
 
-    propagation_steps: int = 5  # k: how often predictions are propagated
-    propagation: float = 0.5  # share of the neighbourhood in each of those steps; the rest is the node's own prediction
-    temperature: float = 20.0  # softens predictions before their confidence is measured
+    propagation_steps: Annotated[int, Ge(0)] = 5  # k: how often predictions are propagated
+    propagation: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the neighbours in each step, beside the node itself
+    temperature: Annotated[float, Gt(0)] = 20.0  # softens predictions before their confidence is measured
     moments: Literal["hybrid", "raw", "central"] = "hybrid"  # of the predictions of each class; hybrid is both
-    orders: int = 10  # the moments of order 1 to this one are compared
+    orders: Annotated[int, Ge(1)] = 10  # the moments of order 1 to this one are compared
     threshold: float = 0.5  # epsilon: clients mix whose moments have a cosine above it
-
-    def __post_init__(self) -> None:
-        for name, least in (("propagation_steps", 0), ("orders", 1)):
-            if not getattr(self, name) >= least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
-        if not 0 <= self.propagation <= 1:
-            raise InputError(f"propagation is {self.propagation}; it must be between 0 and 1.")
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(f"temperature is {self.temperature}; it must be above 0.")
-        if not math.isfinite(self.threshold):
-            raise InputError(f"threshold is {self.threshold}; it must be a number, and a cosine is between -1 and 1.")
 
     def start_server(self, server: Server) -> None:
         same = broadcast_tree(server.initial(), server.clients, server.device)

@@ -4,11 +4,11 @@ Nature Communications 13, 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 
-from graft.errors import InputError
 from graft.federation.method import Method, step
 from graft.tensors.trees import Tree, Weights, count_bytes, map_tree, select_clients, stack, weighted_mean
 from graft.training.losses import Nodes, divergence, mean_over, nodes_of
@@ -33,21 +33,14 @@ class FedKD(Method):
     heterogeneous: ClassVar[bool] = True
 
     mentee: str = "gcn"  # architecture of the model that travels
-    distil: float = 1.0  # weight of the mutual distillation; 0 leaves mentor and mentee alone
-    hidden: float = 1.0  # weight of the distance between the mentor's embedding and the mentee's, projected
+    distil: Annotated[float, Ge(0)] = 1.0  # weight of the mutual distillation; 0 leaves mentor and mentee alone
+    hidden: Annotated[float, Ge(0)] = 1.0  # weight of the distance between the mentor's and the projected embedding
     kd_nodes: Nodes = "train"  # where the two are compared: on training nodes, or on all nodes of the client
     compress: bool = True  # whether matrices travel as factors; without it as they are
-    energy_start: float = 0.95  # share of a matrix's squared singular values that factors keep before the first round
-    energy_end: float = 0.98  # the same in the last round, with a straight line between
+    # Share of a matrix's squared singular values that its factors keep before the first round.
+    energy_start: Annotated[float, Gt(0), Le(1)] = 0.95
+    energy_end: Annotated[float, Gt(0), Le(1)] = 0.98  # the same in the last round; linear in between
     weighting: Literal["uniform", "by_weight"] = "uniform"  # all updates alike, or by the experiment's weight_by
-
-    def __post_init__(self) -> None:
-        for name in ("distil", "hidden"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
-        for name in ("energy_start", "energy_end"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be above 0 and at most 1.")
 
     def start_server(self, server: Server) -> None:
         server.state.mentee = server.initial(server.architecture(self.mentee))

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.models.ortho_gcn import OrthoGCN, departure
@@ -39,28 +39,18 @@ class FedOMD(FedAvg):
 
     experiment_defaults: ClassVar[Mapping[str, Any]] = {"models": "ortho_gcn", "head": "conv"}
 
-    alpha: float = 5e-4  # weight of the pull of the layers towards orthogonal matrices
-    beta: float = 0.1  # weight of the discrepancy; 0 is without it, and then only weights travel
-    order: int = 5  # highest central moment that is matched, beside the mean and all from 2 on
+    alpha: Annotated[float, Ge(0)] = 5e-4  # weight of the pull of the layers towards orthogonal matrices
+    beta: Annotated[float, Ge(0)] = 0.1  # weight of the discrepancy; 0 is without it, and then only weights travel
+    order: Annotated[int, Ge(2)] = 5  # highest central moment that is matched, beside the mean and all from 2 on
     span_from: Literal["global", "fixed"] = "global"  # b - a: per layer over all clients, or the number in span
-    span: float = 1.0  # b - a where it is fixed
-    orthogonal: bool = True  # off: plain graph convolutions in place of the orthogonal ones, and alpha has no say
-    newton_steps: int = 4  # towards the nearest orthogonal matrix
-    hybrid: float = 0.2  # share of the trained matrix in what is made orthogonal; the rest is the identity
-    center: bool = False  # subtract the mean of each row before that
+    span: Annotated[float, Gt(0)] = 1.0  # b - a where it is fixed
+    orthogonal: bool = True  # off: plain graph convolutions in place of the orthogonal ones, and no pull by alpha
+    newton_steps: Annotated[int, Ge(0)] = 4  # Newton iterations towards the nearest orthogonal matrix
+    # Share of the trained matrix in the one that is made orthogonal; the rest is the identity.
+    hybrid: Annotated[float, Gt(0), Le(1)] = 0.2
+    center: bool = False  # whether the mean of each row is subtracted before orthogonalisation
     orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
     pull_on: Literal["raw", "effective"] = "raw"  # which matrix alpha pulls: the trained one, or the one made of it
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "newton_steps"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
-        if self.order < 2:
-            raise InputError(f"order is {self.order}; it must be at least 2.")
-        if not 0 < self.span < float("inf"):
-            raise InputError(f"span is {self.span}; it must be above 0.")
-        if not 0 < self.hybrid <= 1:
-            raise InputError(f"hybrid is {self.hybrid}; it must be above 0 and at most 1.")
 
     def start_server(self, server: Server) -> None:
         server.state.model = server.initial(server.model and self.set_up(server.model))
@@ -162,7 +152,7 @@ class FedOMD(FedAvg):
 class FedOMDPaper(FedOMD):
     """FedOMD as published: the moments count a hundred times as much."""
 
-    beta: float = 10.0
+    beta: float = 10.0  # weight of the discrepancy
 
 
 def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:

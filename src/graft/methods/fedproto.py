@@ -4,9 +4,10 @@ clients. AAAI 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from graft.errors import InputError
@@ -34,12 +35,8 @@ class PrototypeMethod(Method):
 
     heterogeneous: ClassVar[bool] = True
 
-    lam: float = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
+    lam: Annotated[float, Ge(0)] = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
     inference: Literal["head", "prototype"] = "head"  # answer by the classifier, or by the nearest known prototype
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lam < float("inf"):
-            raise InputError(f"lam is {self.lam}; it must be at least 0.")
 
     def start_server(self, server: Server) -> None:
         width, classes = self.common_shape(server)

@@ -4,7 +4,9 @@ MLSys 2020."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
 
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Weights, squared_distance
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 class FedProx(FedAvg):
     """FedAvg with a pull towards the model that was received."""
 
-    mu: float = 1e-3  # strength of the pull; 0 is FedAvg
+    mu: Annotated[float, Ge(0)] = 1e-3  # strength of the pull; 0 is FedAvg
 
     def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:
         pull = squared_distance(weights, received, skip=fleet.model.frozen)

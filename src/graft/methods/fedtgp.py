@@ -3,14 +3,15 @@ learning for data and model heterogeneity in federated learning. AAAI 2024."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional
 
-from graft.errors import InputError
 from graft.methods.fedproto import PrototypeMethod, distances, mean_norm, owner_means
 from graft.models.architecture import Model, linear, start_linear
 from graft.tensors.trees import Tree, Weights, flatten, map_tree
@@ -24,18 +25,10 @@ if TYPE_CHECKING:
 class FedTGP(PrototypeMethod):
     """The server trains one prototype a class to be near what its owners sent and, by a margin, far from the rest."""
 
-    margin_cap: float = 100.0  # tau: the largest margin
-    server_epochs: int = 100  # S: full-batch steps of Adam on the server in a round
-    server_learning_rate: float = 0.01
-    hidden: int = 0  # width of the generator's hidden layer; 0: as wide as the embeddings
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("margin_cap", "server_epochs", "hidden"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
-        if not 0 < self.server_learning_rate < float("inf"):
-            raise InputError(f"server_learning_rate is {self.server_learning_rate}; it must be above 0.")
+    margin_cap: Annotated[float, Ge(0), Le(math.inf)] = 100.0  # tau: the largest margin; inf: no cap
+    server_epochs: Annotated[int, Ge(0)] = 100  # S: full-batch steps of Adam on the server in a round
+    server_learning_rate: Annotated[float, Gt(0)] = 0.01  # of those steps
+    hidden: Annotated[int, Ge(0)] = 0  # width of the generator's hidden layer; 0: as wide as the embeddings
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)

@@ -4,11 +4,11 @@ Frontiers of Information Technology and Electronic Engineering, 2023."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 
-from graft.errors import InputError
 from graft.federation.method import Method, step
 from graft.tensors.trees import Tree, Weights, weighted_mean
 from graft.training.losses import Nodes, divergence, nodes_of
@@ -27,19 +27,12 @@ class FML(Method):
 
     heterogeneous: ClassVar[bool] = True
 
-    alpha: float = 0.5  # share of the labels in the local model's loss; the rest is the meme's opinion
-    beta: float = 0.5  # share of the labels in the meme's loss; the rest is the local model's opinion
+    alpha: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the local model's loss, beside distillation
+    beta: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the meme's loss, beside distillation
     meme: str = "gcn"  # architecture of the model that travels
-    temperature: float = 1.0  # softens both opinions where they are compared
+    temperature: Annotated[float, Gt(0)] = 1.0  # softens the predictions of both where they are compared
     kd_nodes: Nodes = "train"  # where they are compared: on training nodes, or on all nodes of the client
     weighting: Literal["uniform", "by_weight"] = "uniform"  # all memes alike, or by the experiment's weight_by
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be between 0 and 1.")
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(f"temperature is {self.temperature}; it must be above 0.")
 
     def start_server(self, server: Server) -> None:
         server.state.meme = server.initial(server.architecture(self.meme))

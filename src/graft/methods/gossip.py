@@ -4,13 +4,13 @@ Federated Machine Learning at IJCAI 2019."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn import functional
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, mix_models
 from graft.tensors.trees import Tree, flatten, trainable, unflatten
@@ -27,14 +27,8 @@ class Gossip(PeerMethod):
     owner.
     """
 
-    segments: int = 10  # S: into how many a model is cut
-    sources: int = 2  # R: from how many others a segment is pulled; 0 is local training
-
-    def __post_init__(self) -> None:
-        if self.segments < 1:
-            raise InputError(f"segments is {self.segments}; it must be at least 1.")
-        if self.sources < 0:
-            raise InputError(f"sources is {self.sources}; it must be at least 0.")
+    segments: Annotated[int, Ge(1)] = 10  # S: into how many a model is cut
+    sources: Annotated[int, Ge(0)] = 2  # R: from how many others a segment is pulled; 0 is local training
 
     def round(self, peers: Peers) -> None:  # type: ignore[override]
         peers.do(self.train)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, Weights
@@ -26,15 +26,9 @@ class MOON(FedAvg):
     A client that has not trained before has no last model, and then no such wish.
     """
 
-    mu: float = 1.0  # weight of the contrast; 0 is FedAvg
-    temperature: float = 0.5  # tau: divides the cosines
+    mu: Annotated[float, Ge(0)] = 1.0  # weight of the contrast; 0 is FedAvg
+    temperature: Annotated[float, Gt(0)] = 0.5  # tau: divides the cosines
     nodes: Nodes = "all"  # whose embeddings are contrasted: those of all nodes, or of the training nodes
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mu < float("inf"):
-            raise InputError(f"mu is {self.mu}; it must be at least 0.")
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(f"temperature is {self.temperature}; it must be above 0.")
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)

@@ -4,12 +4,12 @@ ICML 2019."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, heard_mask, mix_models
 from graft.federation.topologies import Topology
@@ -30,14 +30,8 @@ class OSGP(PeerMethod):
     their models for the experiment's epochs, and their sums move along in proportion to the mass.
     """
 
-    delay: int = 1  # tau: in how many rounds a message arrives; 0 is SGP, where all wait for it
-    fan_out: int = 1  # to how many peers a message goes in a round
-
-    def __post_init__(self) -> None:
-        if self.delay < 0:
-            raise InputError(f"delay is {self.delay}; it must be at least 0.")
-        if self.fan_out < 1:
-            raise InputError(f"fan_out is {self.fan_out}; it must be at least 1.")
+    delay: Annotated[int, Ge(0)] = 1  # tau: in how many rounds a message arrives; 0 is SGP, where all wait for it
+    fan_out: Annotated[int, Ge(1)] = 1  # to how many peers a message goes in a round
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)

@@ -4,13 +4,13 @@ Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn import functional
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, heard_mask, mix_models
 from graft.tensors.trees import Tree, Weights, select_clients
@@ -28,17 +28,10 @@ class PENS(PeerMethod):
     The original is asynchronous: models are pushed and wait for their recipient. Here all pull at once.
     """
 
-    sampled: int = 10  # n_s: how many models a peer tries in a round of the first phase
-    chosen: int = 2  # m: how many of them it takes, and how many others it mixes with in the second phase
-    first_phase: float = 0.2  # the share of all rounds in which models are tried
-    judge: Literal["train", "val"] = "train"  # the nodes whose loss says how good a model is
-
-    def __post_init__(self) -> None:
-        for name in ("sampled", "chosen"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 0.")
-        if not 0 <= self.first_phase <= 1:
-            raise InputError(f"first_phase is {self.first_phase}; it must be a share from 0 to 1.")
+    sampled: Annotated[int, Ge(0)] = 10  # n_s: how many models a peer tries in a round of the first phase
+    chosen: Annotated[int, Ge(0)] = 2  # m: how many of them it takes; in the second phase, how many peers it mixes with
+    first_phase: Annotated[float, Ge(0), Le(1)] = 0.2  # share of all rounds in which models are tried
+    judge: Literal["train", "val"] = "train"  # the nodes on whose loss models are compared
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)

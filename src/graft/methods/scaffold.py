@@ -4,12 +4,12 @@ learning. ICML 2020."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, weighted_mean
@@ -29,15 +29,11 @@ class SCAFFOLD(FedAvg):
     all clients, those included that never took part.
     """
 
-    server_step: float = 1.0  # eta_g: how far the server goes from its model to the mean of the clients'
+    server_step: Annotated[float, Gt(0)] = 1.0  # eta_g: step of the server from its model towards the clients' mean
     # A client's new control: its gradient at the model it received (option I), or the mean of its local steps (option
     # II), which are gradients with SGD alone; "auto" takes the steps with SGD and the gradient with Adam.
     control: Literal["auto", "gradient", "steps"] = "auto"
     average: Average = "uniform"  # every client counts alike, in models and controls, or by its vote (weight_by)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.server_step < float("inf"):
-            raise InputError(f"server_step is {self.server_step}; it must be above 0.")
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)
