@@ -12,16 +12,10 @@ from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.graphs.fleet_graph import build_fleet_graph
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedsage_plus.method import (
-    FedSagePlus,
-    assembled,
-    hidden_nodes,
-    impaired,
-    joined,
-    nearest,
-    neighbours_among,
-    told_apart,
-)
+from graft.methods.fedsage_plus import FedSagePlus
+from graft.methods.fedsage_plus.lesson import hidden_nodes, nearest_features, neighbours_among, without_edges_of
+from graft.methods.fedsage_plus.mending import add_neighbours, mend_graph, offset_nodes
+from graft.methods.fedsage_plus.neighbour_generator import Generated
 from graft.tensors.trees import Tree, map_tree
 from tests.toy import gap, play, same, toy_graph, toy_graphs, toy_setup
 
@@ -74,7 +68,7 @@ def test_hidden_leaves_of_a_star_are_missed_by_its_centre_alone():
     hidden = torch.tensor([[False, True, True, False, False]])
     missing = (graph.neighbours @ hidden.float().unsqueeze(2)).squeeze(2)
     assert missing.tolist() == [[2.0, 0.0, 0.0, 0.0, 0.0]]
-    view = impaired(graph, hidden)
+    view = without_edges_of(graph, hidden)
     assert view.degree.tolist() == [[2.0, 0.0, 0.0, 1.0, 1.0]]
     assert missing.sum() == (graph.neighbours.entries - view.neighbours.values.sum()) / 2
     targets, known = neighbours_among(graph, hidden[0], 3)
@@ -86,7 +80,7 @@ def test_hidden_leaves_of_a_star_are_missed_by_its_centre_alone():
 def test_lesson_counts_every_cut_edge_once_and_hides_validation_nodes_alone():
     fleet = ready_fleet(FedSagePlus(), clients=[0])
     lesson = fleet_lesson = FedSagePlus().lesson(fleet)
-    hidden = fleet.graph.real & ~lesson.there
+    hidden = fleet.graph.real & ~lesson.visible
     assert hidden.sum() == 1  # half of two, and for any client half rounded down
     assert (hidden & ~fleet.labels.masks[:, 1]).sum() == 0
     adjacency = torch.zeros(12, 12)
@@ -94,12 +88,12 @@ def test_lesson_counts_every_cut_edge_once_and_hides_validation_nodes_alone():
     node = int(hidden[0].nonzero())
     wanted = adjacency[:, node].clone()
     assert torch.equal(fleet_lesson.missing[0], wanted)
-    assert torch.equal(lesson.known.sum(1), wanted.long())
+    assert torch.equal(lesson.valid.sum(1), wanted.long())
     assert lesson.graph.degree[0, node] == 0
     whole = FedSagePlus(hidden=1.0)
     assert hidden_nodes(fleet, 1.0).equal(fleet.labels.masks[:, 1])
     others = whole.lesson(fleet)
-    between = adjacency[others.there[0]][:, ~others.there[0] & fleet.graph.real[0]]
+    between = adjacency[others.visible[0]][:, ~others.visible[0] & fleet.graph.real[0]]
     assert others.missing.sum() == between.sum()
 
 
@@ -108,7 +102,7 @@ def test_error_of_a_generated_neighbour_is_that_to_the_nearest_true_one():
     made = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 
     def errors(candidates, known):
-        wanted = nearest(made, x, torch.tensor([candidates] * 2), torch.tensor([known] * 2))
+        wanted = nearest_features(made, x, torch.tensor([candidates] * 2), torch.tensor([known] * 2))
         return (made - wanted).square().mean(1).tolist()
 
     assert errors([0], [True]) == [0.0, 1.0]
@@ -128,30 +122,28 @@ def test_loss_of_features_by_hand():
     method = replace(method, hidden=1.0)
     lesson = method.lesson(fleet)
     assert lesson.missing.tolist() == [[0.0, 1.0, 0.0, 0.0]]
-    from graft.methods.fedsage_plus.method import Imagined
-
     # Node 1 has two generated neighbours, and node 2, which misses none, has one that nothing is known of.
     made = torch.tensor([[[1.0, 0.0], [9.0, 9.0], [0.0, 1.0]]])
-    imagined = Imagined(torch.tensor([[0.0, 2.0, 1.0, 0.0]]), torch.tensor([1, 2, 1]), made)
-    assert method.taught(fleet, lesson, imagined).tolist() == [0, 2]
-    assert method.feature_loss(fleet, lesson, imagined).tolist() == [(0 + 1) / (2 * 2)]
+    generated = Generated(torch.tensor([[0.0, 2.0, 1.0, 0.0]]), torch.tensor([1, 2, 1]), made)
+    assert method.comparable(fleet, lesson, generated).tolist() == [0, 2]
+    assert method.feature_loss(fleet, lesson, generated).tolist() == [(0 + 1) / (2 * 2)]
     # Counts 2 and 1 against 1 and 0: smooth L1 gives 1/2 each.
     only_counts = replace(method, feature_weight=0.0, class_weight=0.0)
-    assert only_counts.loss_at_home(fleet, lesson, fleet.state.generator, imagined).tolist() == [0.5]
+    assert only_counts.own_loss(fleet, lesson, fleet.state.generator, generated).tolist() == [0.5]
 
 
 def test_mended_graph_has_a_new_node_for_every_slot_that_is_asked_for():
     graph = build_fleet_graph([star()], CPU)
     owners = torch.tensor([0, 3, 0])
-    pattern = joined(graph, [owners])
+    pattern = add_neighbours(graph, [owners])
     assert (pattern.rows, pattern.entries) == (8, 8 + 6)
     new = {(0, 5), (5, 0), (3, 6), (6, 3), (0, 7), (7, 0)}
     assert edges_of(pattern) == edges_of(graph.neighbours) | new
     made = torch.full((3, 5), 7.0)
-    mended = assembled(graph, [(owners, made)])
+    mended = mend_graph(graph, [(owners, made)])
     assert torch.equal(written_out(mended)[0], torch.cat([torch.eye(5), made]))
     assert mended.real[0].tolist() == [True] * 5 + [False] * 3
-    cut = joined(impaired(graph, torch.tensor([[False, True, False, False, False]])), [owners])
+    cut = add_neighbours(without_edges_of(graph, torch.tensor([[False, True, False, False, False]])), [owners])
     assert edges_of(cut) == edges_of(pattern) - {(0, 1), (1, 0)}
 
 
@@ -162,10 +154,10 @@ def test_mended_fleet_keeps_every_clients_own_layout():
         (torch.tensor([8]), torch.ones(1, 6)),
         (torch.tensor([], dtype=torch.int64), torch.ones(0, 6)),
     ]
-    together = assembled(build_fleet_graph(graphs, CPU), parts)
+    together = mend_graph(build_fleet_graph(graphs, CPU), parts)
     assert together.nodes == 14
     for client, (graph, part) in enumerate(zip(graphs, parts, strict=True)):
-        alone = assembled(build_fleet_graph([graph], CPU), [part])
+        alone = mend_graph(build_fleet_graph([graph], CPU), [part])
         shift = client * 14
         mine = {(row - shift, column - shift) for row, column in edges_of(together.neighbours) if row // 14 == client}
         assert mine == edges_of(alone.neighbours)
@@ -175,10 +167,10 @@ def test_mended_fleet_keeps_every_clients_own_layout():
 
 def test_new_nodes_with_zero_features_change_no_sum_over_neighbours():
     graph = build_fleet_graph([star()], CPU)
-    mended = assembled(graph, [(torch.tensor([0, 2]), torch.zeros(2, 5))])
+    mended = mend_graph(graph, [(torch.tensor([0, 2]), torch.zeros(2, 5))])
     sums = mended.neighbours @ written_out(mended)
     assert torch.equal(sums[:, :5], graph.neighbours @ graph.features)
-    other = assembled(graph, [(torch.tensor([0, 2]), torch.ones(2, 5))])
+    other = mend_graph(graph, [(torch.tensor([0, 2]), torch.ones(2, 5))])
     assert not torch.equal((other.neighbours @ written_out(other))[:, :5], graph.neighbours @ graph.features)
 
 
@@ -273,13 +265,13 @@ def shared_once(clients=3, **settings):
 
 def test_clients_are_told_the_sum_of_what_the_others_say():
     _, engine = shared_once()
-    (_, imagined), (request, judged), (told, _) = (engine.of(step)[0] for step in ("imagine", "judge", "refine"))
-    rows = [len(imagined[client].made) for client in range(3)]
+    (_, generated), (request, judged), (told, _) = (engine.of(step)[0] for step in ("imagine", "judge", "refine"))
+    rows = [len(generated[client].made) for client in range(3)]
     assert all(rows)
     for client in range(3):
         others = [other for other in range(3) if other != client]
         sent = request.each[client].made
-        assert torch.equal(sent, torch.cat([imagined[other].made for other in others]))
+        assert torch.equal(sent, torch.cat([generated[other].made for other in others]))
     first = [judged[1].gradient[: rows[0]], judged[2].gradient[: rows[0]]]
     assert torch.equal(told.each[0].gradient, first[0] + first[1])
     assert not torch.equal(told.each[0].gradient, first[0])
@@ -303,9 +295,9 @@ def test_judgement_is_the_gradient_of_the_error_to_a_real_neighbour_and_a_server
 
 def test_what_two_others_say_together_does_not_give_either_away():
     setup, engine = shared_once()
-    _, imagined = engine.of("imagine")[0]
+    _, generated = engine.of("imagine")[0]
     told, _ = engine.of("refine")[0]
-    made = imagined[0].made
+    made = generated[0].made
     guess = made - made.shape[1] / 2 * told.each[0].gradient
     everything = torch.cat([torch.as_tensor(graph.x) for graph in setup.graphs[1:]])
     assert torch.cdist(guess, everything).amin() > 1e-2
@@ -329,12 +321,12 @@ def test_gradient_that_arrives_is_that_of_the_whole_loss():
         captured["ours"] = torch.autograd.grad(loss(leaves).sum(), [leaves.last.weight, leaves.first.weight])
         from graft.tensors.randomness import Stream
 
-        imagined = method.generate(
+        generated = method.generate(
             fleet, lesson, Tree({**generator, "maker": leaves}), Stream(fleet.state.draws), settled=True
         )
-        torch.testing.assert_close(imagined.made[:, method.taught(fleet, lesson, imagined)], sent.made)
-        at_home = method.loss_at_home(fleet, lesson, Tree({**generator, "maker": leaves}), imagined)
-        taught = imagined.made[:, method.taught(fleet, lesson, imagined)]
+        torch.testing.assert_close(generated.features[:, method.comparable(fleet, lesson, generated)], sent.made)
+        at_home = method.own_loss(fleet, lesson, Tree({**generator, "maker": leaves}), generated)
+        taught = generated.features[:, method.comparable(fleet, lesson, generated)]
         elsewhere = (taught - targets).square().mean(2).sum() / (5 * int(fleet.labels.masks[:, 0].sum()))
         whole = (at_home + elsewhere) / 2
         captured["wanted"] = torch.autograd.grad(
@@ -376,7 +368,7 @@ def test_learning_lowers_every_part_of_the_loss():
         counts = replace(method, feature_weight=0.0, class_weight=0.0)
         return torch.cat(
             [
-                counts.loss_at_home(fleet, lesson, fleet.state.generator, made),
+                counts.own_loss(fleet, lesson, fleet.state.generator, made),
                 method.feature_loss(fleet, lesson, made),
                 method.class_loss(fleet, lesson, fleet.state.generator, made),
             ]
@@ -463,7 +455,7 @@ def test_data_to_be_scored_on_are_mended_by_themselves():
 
 def test_nodes_of_different_clients_are_told_apart():
     parts = [torch.tensor([0, 0, 1]), torch.tensor([], dtype=torch.int64), torch.tensor([0, 1, 1])]
-    assert told_apart(parts).tolist() == [0, 0, 1, 2, 3, 3]
+    assert offset_nodes(parts).tolist() == [0, 0, 1, 2, 3, 3]
 
 
 def test_one_client_refines_by_what_it_knows_itself():

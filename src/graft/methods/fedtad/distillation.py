@@ -23,7 +23,8 @@ from graft.methods.fedtad.walks import BUDGET
 from graft.models.architecture import LayeredModel
 from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, select_clients, trainable
-from graft.training.loop import Part, Training, fit, start_adam
+from graft.training.loop import Part, fit
+from graft.training.optimizers import Training, start_adam
 
 if TYPE_CHECKING:
     from graft.federation.exchange import Clients, Server
@@ -58,15 +59,15 @@ class Distillation(Plug):
     # "paper": divergence of predictions, whose gradient reaches the generator through the teachers too, and mean cosine
     # of nodes; "released": difference of logits, and distances of nodes times those of their noise.
     distil_losses: Literal["paper", "released"] = "paper"
-    pseudo_nodes: Annotated[int, Ge(1)] = 100  # B
+    pseudo_nodes: Annotated[int, Ge(1)] = 100  # B: synthetic nodes in a batch of the generator
     pseudo_neighbours: Annotated[int, Ge(1)] = 5  # of a synthetic node, itself included
     pseudo_similarity: Similarity = "dot"  # by which those are chosen
     noise_width: Annotated[int, Ge(1)] = 32  # input of the generator beside the class
     # "norm": synthetic nodes have the mean norm of real ones; without a bound the generator was seen to inflate them
     # until divergences reach 10^4.
     bound: Literal["norm", "none"] = "norm"
-    pseudo_learning_rate: Annotated[float, Ge(0)] = 1e-3
-    student_learning_rate: Annotated[float, Ge(0)] = 1e-4
+    pseudo_learning_rate: Annotated[float, Ge(0)] = 1e-3  # of the generator
+    student_learning_rate: Annotated[float, Ge(0)] = 1e-4  # of the server's model
     distil_decay: Annotated[float, Ge(0)] = 5e-4  # weight decay of both
     student_optimizer: Literal["persistent", "reset"] = "persistent"  # kept over rounds, or new in each
     teachers: Literal["all", "group"] = "all"  # group: only those whom the host averaged into a client's own model
