@@ -48,6 +48,17 @@ class DFedAvgM(PeerMethod):
         size = furthest / self.most
         return Tree(steps=map_tree(lambda leaf: self.in_steps(fleet, leaf, size), move), size=size)
 
+    @step
+    def mix_moves(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Add the mix of all moves that were heard."""
+        size = inbox.sent.size[:1]  # all peers of a fleet find the same; one copy is enough
+        moves = map_tree(lambda steps: steps[:1] * unsqueeze_to(size, steps), inbox.sent.steps)
+        fleet.state.model = add_update(fleet.state.model, mix_models(moves, inbox.links))
+        return {}
+
+    def training(self, fleet: Fleet) -> Training:
+        return replace(fleet.training, optimizer="momentum", momentum=self.momentum, optimizer_state="reset")
+
     def in_steps(self, fleet: Fleet, leaf: Tensor, size: Tensor) -> Tensor:
         """The whole number of steps nearest to every number, or one of the two around it, by chance."""
         tiny = torch.finfo(leaf.dtype).tiny  # for a peer that did not move: its steps have size 0
@@ -61,14 +72,3 @@ class DFedAvgM(PeerMethod):
     def most(self) -> int:
         """The greatest number of steps that the bits can say."""
         return (1 << (self.bits - 1)) - 1
-
-    @step
-    def mix_moves(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Add the mix of all moves that were heard."""
-        size = inbox.sent.size[:1]  # all peers of a fleet find the same; one copy is enough
-        moves = map_tree(lambda steps: steps[:1] * unsqueeze_to(size, steps), inbox.sent.steps)
-        fleet.state.model = add_update(fleet.state.model, mix_models(moves, inbox.links))
-        return {}
-
-    def training(self, fleet: Fleet) -> Training:
-        return replace(fleet.training, optimizer="momentum", momentum=self.momentum, optimizer_state="reset")

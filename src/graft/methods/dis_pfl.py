@@ -60,14 +60,6 @@ class DisPFL(PeerMethod):
         fleet.state.model = masked(fleet.state.model, fleet.state.mask)
         fleet.state.trained = fleet.state.model
 
-    def counts(self, fleet: Fleet) -> dict[str, int]:
-        """How many weights of every matrix a peer has."""
-        found = trainable(fleet.state.model, fleet.model.frozen)
-        shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(found)}
-        densities = erk(shapes, self.density, self.erk_power)
-        # A density of 1 may have been worked out as a little less.
-        return {path: int(density * math.prod(shapes[path]) + 1e-6) for path, density in densities.items()}
-
     def round(self, peers: Peers) -> None:  # type: ignore[override]
         # The paper ends a round with the search for a new mask, to be used from the next round on. Beginning the next
         # round with it comes to the same, and the mask stays that of the models which are scored in between.
@@ -75,10 +67,6 @@ class DisPFL(PeerMethod):
             peers.do(self.search, share=self.drop_share(peers.round - 2, peers.rounds))
         peers.exchange(self.send, self.combine, along=Topology("random"))
         peers.do(self.train)
-
-    def drop_share(self, round: int, rounds: int) -> float:
-        """The share of its weights that a peer gives up after a round, the first of them being 0."""
-        return self.drop / 2 * (1 + math.cos(math.pi * round / rounds))
 
     @step
     def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:
@@ -107,15 +95,6 @@ class DisPFL(PeerMethod):
             if isinstance(moment, dict):
                 state.optimizer.model[name] = masked(moment, state.mask)
         return {}
-
-    def dense_gradient(self, fleet: Fleet) -> dict[str, Tensor]:
-        """The gradient of all weights, those included that a peer does not have."""
-        weights = map_tree(lambda leaf: leaf.detach().clone(), fleet.state.trained)
-        paths = dict(flatten(fleet.state.mask))
-        matrices = {path: leaf.requires_grad_() for path, leaf in flatten(weights) if path in paths}
-        loss = super().loss(fleet, weights)
-        found = torch.autograd.grad(loss.sum(), list(matrices.values()), materialize_grads=True)
-        return dict(zip(matrices, found, strict=True))
 
     @step
     def send(self, fleet: Fleet) -> Tree:
@@ -156,6 +135,27 @@ class DisPFL(PeerMethod):
             return fleet.training
         rate = 0.1 * 0.998 ** (fleet.round - 1)
         return replace(fleet.training, epochs=5, optimizer="sgd", learning_rate=rate, weight_decay=5e-4, clip=10.0)
+
+    def counts(self, fleet: Fleet) -> dict[str, int]:
+        """How many weights of every matrix a peer has."""
+        found = trainable(fleet.state.model, fleet.model.frozen)
+        shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(found)}
+        densities = erk(shapes, self.density, self.erk_power)
+        # A density of 1 may have been worked out as a little less.
+        return {path: int(density * math.prod(shapes[path]) + 1e-6) for path, density in densities.items()}
+
+    def drop_share(self, round: int, rounds: int) -> float:
+        """The share of its weights that a peer gives up after a round, the first of them being 0."""
+        return self.drop / 2 * (1 + math.cos(math.pi * round / rounds))
+
+    def dense_gradient(self, fleet: Fleet) -> dict[str, Tensor]:
+        """The gradient of all weights, those included that a peer does not have."""
+        weights = map_tree(lambda leaf: leaf.detach().clone(), fleet.state.trained)
+        paths = dict(flatten(fleet.state.mask))
+        matrices = {path: leaf.requires_grad_() for path, leaf in flatten(weights) if path in paths}
+        loss = super().loss(fleet, weights)
+        found = torch.autograd.grad(loss.sum(), list(matrices.values()), materialize_grads=True)
+        return dict(zip(matrices, found, strict=True))
 
 
 def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dict[str, float]:

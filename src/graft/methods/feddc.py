@@ -45,12 +45,6 @@ class FedDC(FedAvg):
     drift: bool = True  # off: the drifts stay zero
     average: Average = "uniform"  # every client counts alike, or by its vote (weight_by)
 
-    @property
-    def kept(self) -> list[str]:
-        """What clients keep, and the server the mean of, beside the model."""
-        uses = {"drift": self.drift, "control": self.correction != "off"}
-        return [name for name, used in uses.items() if used]
-
     def start_server(self, server: Server) -> None:
         super().start_server(server)
         for name in self.kept:
@@ -101,15 +95,21 @@ class FedDC(FedAvg):
         state.model = model
         return reply
 
-    def correction_of(self, fleet: Fleet, received: Weights) -> Tree | None:
-        """What is added to every gradient, if anything."""
-        if self.correction == "off" or (self.correction == "auto" and fleet.training.optimizer == "adam"):
-            return None
-        return map_tree(torch.sub, received["control"], fleet.state.control)  # type: ignore[no-any-return]
-
     def drifting_loss(
         self, fleet: Fleet, weights: Weights, received: Weights, target: Weights, correction: Weights | None
     ) -> Tensor:
         pull = squared_distance(trainable(weights, fleet.model.frozen), target)
         loss = self.loss(fleet, weights, received) + self.alpha / 2 * pull
         return loss if correction is None else loss + inner_product(weights, correction)
+
+    def correction_of(self, fleet: Fleet, received: Weights) -> Tree | None:
+        """What is added to every gradient, if anything."""
+        if self.correction == "off" or (self.correction == "auto" and fleet.training.optimizer == "adam"):
+            return None
+        return map_tree(torch.sub, received["control"], fleet.state.control)  # type: ignore[no-any-return]
+
+    @property
+    def kept(self) -> list[str]:
+        """What clients keep, and the server the mean of, beside the model."""
+        uses = {"drift": self.drift, "control": self.correction != "off"}
+        return [name for name, used in uses.items() if used]

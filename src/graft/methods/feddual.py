@@ -52,6 +52,18 @@ class FedDual(PeerMethod):
         fleet.state.vote = fleet.weight.float()
         return {}
 
+    @step
+    def show(self, fleet: Fleet) -> Tree:
+        return Tree(model=fleet.state.model, vote=fleet.state.vote)
+
+    @step
+    def merge(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+        """Take the mean with the partner; who has none keeps its model."""
+        votes = (inbox.links != 0) * inbox.sent.vote
+        fleet.state.vote = votes.sum(1)
+        fleet.state.model = mix_models(inbox.sent.model, votes / fleet.state.vote.unsqueeze(1))
+        return {}
+
     def hidden(self, fleet: Fleet) -> Tree:
         """The trained model, its way from the old one cut to a length and made noisy."""
         move = difference(fleet.state.trained, fleet.state.model)
@@ -70,15 +82,3 @@ class FedDual(PeerMethod):
             return fleet.random.normal(count).view(leaf.shape)
         size = -(1 - fleet.random.uniform(count)).log()  # 1 - u is never 0
         return torch.where(fleet.random.uniform(count) < 0.5, size, -size).view(leaf.shape)
-
-    @step
-    def show(self, fleet: Fleet) -> Tree:
-        return Tree(model=fleet.state.model, vote=fleet.state.vote)
-
-    @step
-    def merge(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the mean with the partner; who has none keeps its model."""
-        votes = (inbox.links != 0) * inbox.sent.vote
-        fleet.state.vote = votes.sum(1)
-        fleet.state.model = mix_models(inbox.sent.model, votes / fleet.state.vote.unsqueeze(1))
-        return {}

@@ -57,6 +57,12 @@ class FedGTA(Method):
             model=fleet.state.model, moments=self.fingerprint(fleet, sharp), confidence=self.confidence(fleet, soft)
         )
 
+    def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
+        return fleet.label_loss(weights)
+
+    def personalised(self, server: Server) -> Weights:
+        return server.state.models  # type: ignore[no-any-return]
+
     def smoothed(self, fleet: Fleet, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions after propagation, as they are and softened by the temperature; training nodes know the truth."""
         known = fleet.labels.masks[:, 0].unsqueeze(2)
@@ -98,12 +104,6 @@ class FedGTA(Method):
         directions = functional.normalize(moments.double(), dim=1)
         alike = (directions @ directions.T).clamp(max=1) > self.threshold
         return alike | torch.eye(len(moments), dtype=torch.bool, device=moments.device)
-
-    def personalised(self, server: Server) -> Weights:
-        return server.state.models  # type: ignore[no-any-return]
-
-    def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
-        return fleet.label_loss(weights)
 
 
 def shares(partners: Tensor, confidence: Tensor) -> Tensor:

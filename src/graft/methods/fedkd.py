@@ -76,10 +76,6 @@ class FedKD(Method):
         server.state.current[clients.members] = True
         server.record(energy=energy)
 
-    def energy(self, progress: float) -> float:
-        """Th(t): the share of the energy to keep when this share of the rounds has been played."""
-        return self.energy_start + (self.energy_end - self.energy_start) * min(progress, 1.0)
-
     @step
     def catch_up(self, fleet: Fleet, mentee: Weights) -> Tree:
         fleet.state.mentee = map_tree(torch.clone, mentee)
@@ -112,10 +108,6 @@ class FedKD(Method):
         fleet.state.mentee = map_tree(lambda leaf: leaf.unsqueeze(0), mentee)
         return Tree()
 
-    def packed(self, update: Weights, energy: float) -> Weights:
-        """An update as it travels."""
-        return map_tree(lambda leaf: shortened(leaf, energy), update) if self.compress else update
-
     def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
         """What the mentor, and the mentee with the projection, each want to lower."""
         mentor = fleet.forward(pair["mentor"])
@@ -134,6 +126,14 @@ class FedKD(Method):
         to_mentor = to_mentor + self.hidden * squared_error(projected, mentor.embedding, nodes)
         to_mentee = to_mentee + self.hidden * squared_error(mentor.embedding, projected, nodes)
         return errors[0] + to_mentor / doubt, errors[1] + to_mentee / doubt
+
+    def energy(self, progress: float) -> float:
+        """Th(t): the share of the energy to keep when this share of the rounds has been played."""
+        return self.energy_start + (self.energy_end - self.energy_start) * min(progress, 1.0)
+
+    def packed(self, update: Weights, energy: float) -> Weights:
+        """An update as it travels."""
+        return map_tree(lambda leaf: shortened(leaf, energy), update) if self.compress else update
 
 
 def squared_error(teacher: Tensor, student: Tensor, nodes: Tensor) -> Tensor:

@@ -65,13 +65,6 @@ class FedOMD(FedAvg):
             fleet.state.mean = torch.zeros_like(fleet.state.own[:, :, 0])
             fleet.state.span = torch.full_like(fleet.state.own[:, :, 0, 0], self.span)
 
-    def set_up(self, model: Model) -> Model:
-        """The clients' architecture with orthogonal layers as this method wants them."""
-        if not isinstance(model, OrthoGCN):
-            return model
-        names = ("orthogonal", "newton_steps", "hybrid", "center", "orthogonal_start")
-        return replace(model, **{name: getattr(self, name) for name in names})
-
     def round(self, server: Server, clients: Clients) -> None:
         if not self.beta:
             super().round(server, clients)
@@ -141,6 +134,13 @@ class FedOMD(FedAvg):
         if self.pull_on == "effective":
             matrices = fleet.model.effective(matrices)
         return self.alpha * departure(matrices).sum(1)
+
+    def set_up(self, model: Model) -> Model:
+        """The clients' architecture with orthogonal layers as this method wants them."""
+        if not isinstance(model, OrthoGCN):
+            return model
+        names = ("orthogonal", "newton_steps", "hybrid", "center", "orthogonal_start")
+        return replace(model, **{name: getattr(self, name) for name in names})
 
     def moments_of(self, fleet: Fleet, hidden: list[Tensor]) -> Tensor:
         """Means and central moments of every hidden feature, [clients, layers, order, width]."""

@@ -45,17 +45,6 @@ class PrototypeMethod(Method):
             present=torch.zeros(classes, dtype=torch.bool, device=server.device),
         )
 
-    def common_shape(self, server: Server) -> tuple[int, int]:
-        """The width of every client's embeddings, and the number of classes."""
-        shapes = {model: output_shape(server, model) for model in dict.fromkeys(server.models)}
-        if len(set(shapes.values())) > 1:
-            found = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
-            raise InputError(
-                f"{type(self).__name__} compares embeddings across clients, so all models need embeddings of one width "
-                f"and the same number of classes, not {found}."
-            )
-        return next(iter(shapes.values()))
-
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
         if self.inference == "prototype":
@@ -71,15 +60,17 @@ class PrototypeMethod(Method):
         fleet.state.model = fleet.fit(fleet.state.model, lambda weights: self.loss(fleet, weights, known))
         return class_means(fleet, fleet.predict(fleet.state.model))
 
-    def tell(self, server: Server, clients: Clients) -> None:
-        """Send the new prototypes to clients that classify by them."""
-        if self.inference == "prototype":
-            clients.ask(self.receive, server.state.known)
-
     @step
     def receive(self, fleet: Fleet, known: Weights) -> Tree:
         fleet.state.known = map_tree(torch.clone, known)
         return Tree()
+
+    def loss(self, fleet: Fleet, weights: Weights, known: Weights) -> Tensor:
+        output = fleet.train_output(weights)
+        return fleet.train_loss(output.logits) + self.lam * self.pull(fleet, output.embedding, known)
+
+    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
+        return prototype_loss(fleet, embedding, known)
 
     def answers(self, fleet: Fleet) -> Tensor:
         if self.inference == "head":
@@ -89,12 +80,21 @@ class PrototypeMethod(Method):
         nearness = -distances(output.embedding, known.prototypes).masked_fill(~present, float("inf"))
         return torch.where(present.any(2, keepdim=True), nearness, output.logits)
 
-    def loss(self, fleet: Fleet, weights: Weights, known: Weights) -> Tensor:
-        output = fleet.train_output(weights)
-        return fleet.train_loss(output.logits) + self.lam * self.pull(fleet, output.embedding, known)
+    def tell(self, server: Server, clients: Clients) -> None:
+        """Send the new prototypes to clients that classify by them."""
+        if self.inference == "prototype":
+            clients.ask(self.receive, server.state.known)
 
-    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
-        return prototype_loss(fleet, embedding, known)
+    def common_shape(self, server: Server) -> tuple[int, int]:
+        """The width of every client's embeddings, and the number of classes."""
+        shapes = {model: output_shape(server, model) for model in dict.fromkeys(server.models)}
+        if len(set(shapes.values())) > 1:
+            found = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
+            raise InputError(
+                f"{type(self).__name__} compares embeddings across clients, so all models need embeddings of one width "
+                f"and the same number of classes, not {found}."
+            )
+        return next(iter(shapes.values()))
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,9 @@ class FedProto(PrototypeMethod):
         server.record(prototype_norm=mean_norm(server.state.known))
         self.tell(server, clients)
 
+    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
+        return prototype_loss(fleet, embedding, known, per_class=self.per_class)
+
     def combine(self, prototypes: Tensor, counts: Tensor, known: Weights) -> Tree:
         """The new prototypes; a class that nobody sent in this round keeps the one it had, if any."""
         # Never both a vote by nodes and a division by owners, which would shrink prototypes.
@@ -119,9 +122,6 @@ class FedProto(PrototypeMethod):
         return Tree(
             prototypes=torch.where(owned.unsqueeze(1), means, known["prototypes"]), present=known["present"] | owned
         )
-
-    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
-        return prototype_loss(fleet, embedding, known, per_class=self.per_class)
 
 
 def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class: bool = False) -> Tensor:

@@ -53,11 +53,6 @@ class FedTGP(PrototypeMethod):
         )
         self.tell(server, clients)
 
-    def margin(self, prototypes: Tensor, owned: Tensor) -> Tensor:
-        """The largest distance of a class to its nearest class, at most `margin_cap`; 0 for fewer than two classes."""
-        gaps = nearest_gaps(*owner_means(prototypes, owned))
-        return gaps.masked_fill(gaps.isinf(), 0).amax().clamp(max=self.margin_cap)
-
     def train_generator(self, server: Server, prototypes: Tensor, owned: Tensor, margin: Tensor) -> None:
         def loss(parts: Tree) -> Tensor:
             return contrast(prototypes, owned, generate(parts.generator), margin).unsqueeze(0)
@@ -66,6 +61,11 @@ class FedTGP(PrototypeMethod):
         training = Training(self.server_epochs, "adam", self.server_learning_rate, weight_decay=0.0)
         fitted, states, _ = fit({"generator": part}, training)
         server.state.generator, server.state.optimizer = fitted.generator, states.generator
+
+    def margin(self, prototypes: Tensor, owned: Tensor) -> Tensor:
+        """The largest distance of a class to its nearest class, at most `margin_cap`; 0 for fewer than two classes."""
+        gaps = nearest_gaps(*owner_means(prototypes, owned))
+        return gaps.masked_fill(gaps.isinf(), 0).amax().clamp(max=self.margin_cap)
 
 
 def nearest_gaps(means: Tensor, present: Tensor) -> Tensor:

@@ -52,12 +52,12 @@ class LGFedAvg(Method):
             return Tree()
         return Tree(shared=Tree({part: model[part] for part in shared}), weight=fleet.weight)
 
+    def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
+        return fleet.label_loss(weights)
+
     def shared(self, server: Server) -> Weights | None:
         """A head alone is no model: encoders differ."""
         return server.state.shared if self.share == "all" else None
-
-    def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
-        return fleet.label_loss(weights)
 
 
 def check_heads(server: Server) -> None:

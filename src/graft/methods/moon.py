@@ -41,12 +41,6 @@ class MOON(FedAvg):
         fleet.state.trained = torch.ones_like(fleet.state.trained)
         return Tree(model=fleet.state.model, weight=fleet.weight)
 
-    def backwards(self, fleet: Fleet, received: Weights) -> Tensor:
-        """For every node the way from the received model's embedding to the last model's, both of length one."""
-        ahead, behind = (unit(fleet.predict(model).embedding) for model in (received, fleet.state.model))
-        trained: Tensor = fleet.state.trained
-        return (behind - ahead) * trained.view(-1, 1, 1)
-
     def contrastive_loss(self, fleet: Fleet, weights: Weights, backwards: Tensor) -> Tensor:
         output = fleet.forward(weights)
         contrast = mean_over(self.contrast(output.embedding, fleet.at_hand(backwards)), nodes_of(fleet, self.nodes))
@@ -58,6 +52,12 @@ class MOON(FedAvg):
         Written with b - a, so that two equal references give no gradient at all, not even a rounding error.
         """
         return functional.softplus((unit(embedding) * backwards).sum(2) / self.temperature)
+
+    def backwards(self, fleet: Fleet, received: Weights) -> Tensor:
+        """For every node the way from the received model's embedding to the last model's, both of length one."""
+        ahead, behind = (unit(fleet.predict(model).embedding) for model in (received, fleet.state.model))
+        trained: Tensor = fleet.state.trained
+        return (behind - ahead) * trained.view(-1, 1, 1)
 
 
 def unit(embedding: Tensor) -> Tensor:

@@ -65,6 +65,13 @@ class PENS(PeerMethod):
         fleet.state.taken = fleet.state.taken.scatter_add(1, inbox.senders, best.float())
         return {}
 
+    @step
+    def choose(self, fleet: Fleet) -> dict[str, Tensor]:
+        """Whom to mix with: some of the peers whose models were taken more often than by chance."""
+        good = self.good(fleet)
+        candidates = torch.where(good.any(1, keepdim=True), good, everyone_else(fleet))
+        return {"links": equal_links(fleet, draw_peers(fleet.random, candidates, self.chosen))}
+
     def losses(self, fleet: Fleet, models: Weights, heard: Tensor) -> Tensor:
         """The loss of every model that was heard on the own nodes, [peers, senders]; infinite for the others."""
         found = torch.full(heard.shape, torch.inf, device=heard.device)
@@ -80,13 +87,6 @@ class PENS(PeerMethod):
         logits = fleet.predict(model).logits
         per_node = functional.cross_entropy(logits.transpose(1, 2), fleet.labels.classes, reduction="none")
         return mean_over(per_node, fleet.labels.masks[:, 0 if self.judge == "train" else 1])
-
-    @step
-    def choose(self, fleet: Fleet) -> dict[str, Tensor]:
-        """Whom to mix with: some of the peers whose models were taken more often than by chance."""
-        good = self.good(fleet)
-        candidates = torch.where(good.any(1, keepdim=True), good, everyone_else(fleet))
-        return {"links": equal_links(fleet, draw_peers(fleet.random, candidates, self.chosen))}
 
     def good(self, fleet: Fleet) -> Tensor:
         """Whose models were taken more often than by chance, [peers, federation]."""
