@@ -12,16 +12,10 @@ from graft.federation.exchange import Replies, Server
 from graft.federation.fleet import initial
 from graft.graphs.fleet_graph import build_fleet_graph
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedlit import (
-    Channels,
-    FedLIT,
-    first_centroids,
-    match,
-    means_of_types,
-    nearest_types,
-    ordered,
-    views,
-)
+from graft.methods.fedlit import FedLIT
+from graft.methods.fedlit.channels import Channels
+from graft.methods.fedlit.edge_types import initial_centroids, nearest_types, type_means, type_views
+from graft.methods.fedlit.method import match_clusters, reorder
 from graft.tensors.randomness import streams
 from graft.tensors.trees import Tree, count_bytes, map_tree, select_clients, stack
 from tests.toy import gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup
@@ -50,7 +44,7 @@ def test_edges_go_to_the_centroid_in_their_direction_and_centroids_to_the_mean_o
     centroids = torch.tensor([[[1.0, 1.0], [1.0, -1.0]]])
     kinds = nearest_types(graph, nodes, centroids)
     assert by_edge(graph, kinds) == {(0, 1): 1, (1, 0): 1, (0, 2): 0, (2, 0): 0, (1, 2): 0, (2, 1): 0}
-    assert means_of_types(graph, nodes, kinds, centroids).tolist() == [[[0.0, 3.0], [1.0, -1.0]]]
+    assert type_means(graph, nodes, kinds, centroids).tolist() == [[[0.0, 3.0], [1.0, -1.0]]]
     far = torch.tensor([[[100.0, 100.0], [0.1, -0.1]]])  # how long a centroid is says nothing
     assert torch.equal(nearest_types(graph, nodes, far), kinds)
     other = torch.tensor([[[1.0, 1.0], [-1.0, 1.0]]])
@@ -75,7 +69,7 @@ def test_cosine_of_edges_is_that_of_their_nodes_side_by_side():
             for client in range(3)
         ]
     )
-    torch.testing.assert_close(means_of_types(graph, nodes, kinds, centroids), wanted)
+    torch.testing.assert_close(type_means(graph, nodes, kinds, centroids), wanted)
 
 
 def test_both_directions_of_an_edge_are_of_one_type_and_every_edge_is_in_one_view():
@@ -84,7 +78,7 @@ def test_both_directions_of_an_edge_are_of_one_type_and_every_edge_is_in_one_vie
     kinds = nearest_types(graph, nodes, torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(1)))
     assert torch.equal(kinds, kinds[graph.neighbours.transpose_permutation])
     assert set(kinds.tolist()) == {0, 1, 2}
-    parts = [view.neighbours.values for view in views(graph, kinds, 3)]
+    parts = [view.neighbours.values for view in type_views(graph, kinds, 3)]
     assert torch.equal(torch.stack(parts).sum(0), torch.ones(graph.neighbours.entries))
     assert all(set(part.tolist()) == {0.0, 1.0} for part in parts)
 
@@ -93,7 +87,7 @@ def test_cluster_without_edges_keeps_its_centroid():
     graph, nodes = triangle()
     before = torch.tensor([[[0.0, 1.0], [0.0, -5.0], [7.0, 7.0]]])
     kinds = torch.zeros(6, dtype=torch.int64)
-    moved = means_of_types(graph, nodes, kinds, before)
+    moved = type_means(graph, nodes, kinds, before)
     assert moved[0, 0].tolist() == pytest.approx([1 / 3, 5 / 3])
     assert torch.equal(moved[:, 1:], before[:, 1:])
 
@@ -104,7 +98,7 @@ def test_two_bunches_of_edges_are_found_whoever_is_drawn_first():
     x = np.array([[10, 1], [10.5, 0], [9.5, 0], [10, -1], [-10, 1], [-10.5, 0], [-9.5, 0], [-10, -1]])
     graph, nodes = graph_of(edges, 8, x), torch.tensor(x, dtype=torch.float32).unsqueeze(0)
     for seed in range(10):
-        found = first_centroids(graph, nodes, streams(CPU, seed, [0]), 2)
+        found = initial_centroids(graph, nodes, streams(CPU, seed, [0]), 2)
         kinds = by_edge(graph, nearest_types(graph, nodes, found))
         assert {kinds[edge] for edge in edges[:3]} == {kinds[0, 1]}
         assert {kinds[edge] for edge in edges[3:]} == {1 - kinds[0, 1]}
@@ -115,9 +109,9 @@ def test_two_bunches_of_edges_are_found_whoever_is_drawn_first():
 def test_fewer_edges_than_types_and_none_at_all():
     graph = graph_of([(0, 1)], 3)
     nodes = torch.tensor([[[1.0], [2.0], [3.0]]])
-    assert first_centroids(graph, nodes, streams(CPU, 0, [0]), 3).tolist() == [[[1.0, 2.0]] * 3]
+    assert initial_centroids(graph, nodes, streams(CPU, 0, [0]), 3).tolist() == [[[1.0, 2.0]] * 3]
     pair = build_fleet_graph([toy_graph(9), toy_graph(8, edgeless=True)], CPU)
-    found = first_centroids(pair, torch.ones(2, 9, 2), streams(CPU, 0, [0, 1]), 2)
+    found = initial_centroids(pair, torch.ones(2, 9, 2), streams(CPU, 0, [0, 1]), 2)
     assert torch.equal(found[0, 0], torch.ones(4))
     assert not found[1].any()
 
@@ -126,12 +120,12 @@ def test_centroids_are_matched_by_the_highest_cosine_first_and_not_the_other_way
     groups = torch.eye(3)
     # Cluster 0 belongs to group 1, 1 to 2 and 2 to 0; read the other way round it would be 2, 0, 1.
     turned = torch.eye(3)[[1, 2, 0]]
-    assert match(turned.unsqueeze(0), groups).tolist() == [[1, 2, 0]]
+    assert match_clusters(turned.unsqueeze(0), groups).tolist() == [[1, 2, 0]]
     # Both clusters like group 0 best; the one that likes it more gets it.
     rivals = torch.tensor([[[0.8, 0.6, 0.0], [1.0, 0.1, 0.0], [0.0, 0.0, 1.0]]])
-    assert match(rivals, groups).tolist() == [[1, 0, 2]]
+    assert match_clusters(rivals, groups).tolist() == [[1, 0, 2]]
     tied = torch.ones(1, 3, 3)
-    assert match(tied, groups).tolist() == [[0, 1, 2]]
+    assert match_clusters(tied, groups).tolist() == [[0, 1, 2]]
 
 
 class Told:
@@ -178,7 +172,7 @@ def test_swapped_clusters_are_averaged_after_they_are_swapped_back():
     second.centroids = torch.eye(2, 16).flip(0)
     told_round(method, server, [first, second], weights=(3, 1))
     assert server.state.groups.tolist() == [[0, 1], [1, 0]]
-    back = ordered(second, torch.tensor([1, 0]))
+    back = reorder(second, torch.tensor([1, 0]))
     wanted = map_tree(lambda one, other: (one + other) / 2, first.channels, back.channels)
     assert gap(server.state.model.channels, wanted) < 1e-6
     assert torch.equal(server.state.model.centroids, first.centroids)
@@ -191,7 +185,7 @@ def test_swapped_clusters_are_averaged_after_they_are_swapped_back():
     model = server.state.model
     clients = told_round(method, server, [first, second])
     assert same(clients.sent[0].model, model)
-    assert same(clients.sent[1].model, ordered(model, torch.tensor([1, 0])))
+    assert same(clients.sent[1].model, reorder(model, torch.tensor([1, 0])))
     assert not same(clients.sent[1].model, model)
 
 
@@ -245,7 +239,7 @@ def test_one_type_is_fedavg_of_the_network_with_one_channel(dropout):
 
 def test_one_client_and_its_server_have_the_same_model():
     played = play(toy_setup(FedLIT(types=3), clients=1), rounds=1)
-    model = ordered(played.client(0).model, played.server.state.groups[0].argsort())
+    model = reorder(played.client(0).model, played.server.state.groups[0].argsort())
     assert gap(played.server.state.model, model) < 1e-6
     several = play(toy_setup(FedLIT(types=3)), rounds=1)
     assert gap(several.server.state.model.head, several.client(0).model.head) > 1e-3
@@ -305,7 +299,7 @@ def test_each_iteration_assigns_and_moves():
     assert once.tolist() == [[[0.0, 3.0], [1.0, -1.0]]]
     Channels(1, 1, em_iterations=2).cluster(twice, graph, nodes, training=True)
     kinds = nearest_types(graph, nodes, once)
-    assert torch.equal(twice, means_of_types(graph, nodes, kinds, once))
+    assert torch.equal(twice, type_means(graph, nodes, kinds, once))
 
 
 def test_first_round_is_with_own_centroids_and_later_ones_with_the_servers():
@@ -318,7 +312,7 @@ def test_first_round_is_with_own_centroids_and_later_ones_with_the_servers():
         sent.centroids = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(0))
         nodes = fleet.graph.features @ sent.projection.weight + sent.projection.bias.unsqueeze(1)
         begun = sent.centroids if known else own
-        wanted = means_of_types(fleet.graph, nodes, nearest_types(fleet.graph, nodes, begun), begun)
+        wanted = type_means(fleet.graph, nodes, nearest_types(fleet.graph, nodes, begun), begun)
         setup.method.train(fleet, Tree(model=sent, known=torch.tensor([known] * 3)))
         torch.testing.assert_close(fleet.state.model.centroids, wanted)
 
@@ -333,11 +327,11 @@ def test_clients_of_one_graph_in_different_orders_find_each_other():
     own = select_clients(fleet.state.model.centroids, torch.tensor([0, 0]))
     own[1] = own[1].flip(0)
     order = torch.tensor([[0, 1], [1, 0]])
-    sent = stack([ordered(server.state.model, order[k]) for k in (0, 1)])
+    sent = stack([reorder(server.state.model, order[k]) for k in (0, 1)])
     sent.centroids = own
     replies = setup.method.train(fleet, Tree(model=sent, known=torch.tensor([True, True])))
-    assert match(replies.model.centroids, replies.model.centroids[0]).tolist() == order.tolist()
-    assert gap(ordered(select_clients(replies.model, 1), order[1]), select_clients(replies.model, 0)) < 1e-5
+    assert match_clusters(replies.model.centroids, replies.model.centroids[0]).tolist() == order.tolist()
+    assert gap(reorder(select_clients(replies.model, 1), order[1]), select_clients(replies.model, 0)) < 1e-5
     assert gap(select_clients(replies.model, 1), select_clients(replies.model, 0)) > 1e-2
 
 

@@ -1,0 +1,139 @@
+"""FedLIT. Xie, Xiong and Yang: Federated node classification over graphs with latent link-type heterogeneity.
+WWW 2023."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+from torch.nn import functional
+
+from graft.federation.method import step
+from graft.methods.fedavg import FedAvg
+from graft.methods.fedlit.channels import Channels
+from graft.methods.fedlit.edge_types import initial_centroids, nearest_types, type_views
+from graft.models.architecture import LayeredModel, linear
+from graft.tensors.randomness import index_tensor
+from graft.tensors.trees import Tree, Weights, map_tree, stack, weighted_mean
+
+if TYPE_CHECKING:
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
+    from graft.models.architecture import Model
+
+
+@dataclass(frozen=True)
+class FedLIT(FedAvg):
+    """Edges are clustered into latent types with a channel each; the server aligns clusters and averages channels.
+
+    A client keeps the order of its own clusters, and so do the moments of its optimiser; what it is sent is put into
+    that order. Only in the first round does it use its own initial centroids: one that joins later begins with those
+    of the server. Without self-loops a node without edges loses its own features, as in the original.
+    """
+
+    architecture: ClassVar[str | None] = "gcn"  # of the channels
+
+    types: Annotated[int, Ge(1), Le(64)] = 2  # m: latent link types; the paper has 4, on graphs known to have several
+    em_iterations: Annotated[int, Ge(1), Le(64)] = 1  # of assigning edges and moving centroids before a training step
+    layers: Annotated[int, Ge(1), Le(64)] = 2  # graph convolutions in a channel
+    self_loops: bool = False  # whether every channel has self-loops
+
+    def start_server(self, server: Server) -> None:
+        server.state.model = server.initial(self.network(server.architecture("gcn")))
+        server.state.known = torch.zeros((), dtype=torch.bool, device=server.device)  # whether it has any centroids
+        own = torch.arange(self.types, device=server.device)
+        server.state.groups = own.repeat(server.clients, 1)  # [clients, clusters]: the group of each cluster
+
+    def start_client(self, fleet: Fleet) -> None:
+        fleet.model = self.network(fleet.architecture("gcn"))
+        model = fleet.initial()
+        with torch.no_grad():
+            nodes = linear(fleet.graph.features, model.projection)
+            centroids = initial_centroids(fleet.graph, nodes, fleet.random, self.types)
+        fleet.state.model = Tree({**model, "centroids": centroids})
+
+    def network(self, model: Model) -> Channels:
+        """The network of channels for the data, and with the width and dropout, of another model."""
+        assert isinstance(model, LayeredModel)
+        return Channels(
+            model.features,
+            model.classes,
+            self.layers,
+            model.width,
+            model.dropout,
+            types=self.types,
+            em_iterations=self.em_iterations,
+            self_loops=self.self_loops,
+        )
+
+    def round(self, server: Server, clients: Clients) -> None:
+        state = server.state
+        each = {
+            client: Tree(model=reorder(state.model, state.groups[client]), known=state.known)
+            for client in clients.members
+        }
+        replies = clients.ask(self.train, each=each)
+        models, present = replies.model, replies.present
+        # Before there are common centroids, those of the first client with edges stand for them.
+        first = models.centroids.index_select(0, present.any(1).to(torch.int8).argmax(0, keepdim=True))[0]
+        centroids = torch.where(state.known, state.model.centroids, first)
+        groups = match_clusters(models.centroids, centroids)
+        orders = groups.argsort(1)  # a client's clusters in the order of the groups
+        aligned = stack([reorder(map_tree(lambda leaf, k=k: leaf[k], models), order) for k, order in enumerate(orders)])
+        state.model = Tree(
+            projection=weighted_mean(models.projection, replies.weight),
+            channels=mean_where(aligned.channels, replies.trained.gather(1, orders) > 0, state.model.channels),
+            head=weighted_mean(models.head, replies.weight),
+            centroids=mean_where(aligned.centroids, present.gather(1, orders), centroids),
+        )
+        state.known = state.known | present.any()
+        state.groups = state.groups.index_copy(0, index_tensor(tuple(replies.clients), groups.device), groups)
+        server.record(groups=groups, trained=replies.trained)
+
+    @step
+    def train(self, fleet: Fleet, message: Weights) -> Tree:
+        received = Tree(message["model"])
+        known = message["known"].view(-1, 1, 1)
+        received.centroids = torch.where(known, received.centroids, fleet.state.model.centroids)
+        model = fleet.state.model = fleet.fit(received, lambda weights: self.loss(fleet, weights, received))
+        with torch.no_grad():
+            nodes = linear(fleet.graph.features, model.projection)
+            types = nearest_types(fleet.graph, nodes, model.centroids)
+            linked = torch.stack([view.degree > 0 for view in type_views(fleet.graph, types, self.types)], dim=1)
+        # The centroid of an empty cluster means nothing; nor do the weights of a channel that no label reached.
+        trained = (linked & fleet.labels.masks[:, :1]).sum(2)
+        return Tree(model=model, weight=fleet.weight, present=linked.any(2), trained=trained)
+
+
+def match_clusters(centroids: Tensor, groups: Tensor) -> Tensor:
+    """The group of every cluster of every client, one to one: greedily, the pair of the highest cosine first."""
+    cosines = functional.normalize(centroids, dim=2) @ functional.normalize(groups, dim=1).T
+    clients, types = cosines.shape[:2]
+    matched = torch.zeros(clients, types, dtype=torch.int64, device=cosines.device)
+    for _ in range(types):
+        best = cosines.flatten(1).argmax(1, keepdim=True)
+        cluster, group = torch.div(best, types, rounding_mode="floor"), best % types
+        matched.scatter_(1, cluster, group)
+        cosines = cosines.scatter(1, cluster.unsqueeze(2).expand(-1, 1, types), -float("inf"))
+        cosines = cosines.scatter(2, group.unsqueeze(1).expand(-1, types, 1), -float("inf"))
+    return matched
+
+
+def reorder(model: Weights, order: Tensor) -> Tree:
+    """One client's model with its channels and centroids in another order."""
+    moved = {part: map_tree(lambda leaf: leaf[order], model[part]) for part in ("channels", "centroids")}
+    return Tree({**model, **moved})
+
+
+def mean_where(leaves: Weights | Tensor, selected: Tensor, otherwise: Weights | Tensor) -> Tree:
+    """The plain mean over clients of each group's [clients, groups, ...] selected ones; without any, another value."""
+
+    def mean(leaf: Tensor, fallback: Tensor) -> Tensor:
+        shape = (*selected.shape, *[1] * (leaf.dim() - 2))
+        count = selected.sum(0).view(shape[1:])
+        return torch.where(count > 0, (leaf * selected.view(shape)).sum(0) / count.clamp(min=1), fallback)
+
+    return map_tree(mean, leaves, otherwise)  # type: ignore[no-any-return]
