@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from graft.errors import InputError
-from graft.federation.topologies import CHANGING, OPTIONS, TOPOLOGIES, Topology, among
+from graft.federation import OPTIONS, TOPOLOGIES
+from graft.federation.topologies import CHANGING, Topology, among
 
 MIXINGS = ("uniform", "metropolis", "push")
 UNDIRECTED = ("none", "complete", "ring", "star", "regular", "random-undirected", "small-world", "matching")

@@ -1,1 +1,79 @@
-"""Graphs, datasets, partitions and splits: how one graph becomes a federation."""
+"""How one graph becomes a federation; here, the tables of datasets and partitions, and which names are possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graft.errors import InputError
+from graft.registry import Registry, close_to, parse_reference
+
+# A dataset of your own is a function that returns a PyG `Data` or a `Graph`.
+DATASETS: Registry[Callable[..., Any]] = Registry(
+    "dataset",
+    {
+        "digits": "graft.data.datasets:digits",
+        "cora": "graft.data.datasets:cora",
+        "citeseer": "graft.data.datasets:citeseer",
+        "pubmed": "graft.data.datasets:pubmed",
+        "photo": "graft.data.datasets:photo",
+        "computers": "graft.data.datasets:computers",
+        "cs": "graft.data.datasets:cs",
+        "physics": "graft.data.datasets:physics",
+        "ogbn-arxiv": "graft.data.datasets:arxiv",
+        "synthetic": "graft.data.datasets:synthetic",
+    },
+    group="graft.datasets",
+)
+SUFFIXES = ("lcc",)  # what may follow a dataset's name: its largest connected component
+
+PARTITIONS: Registry[Callable[..., Any]] = Registry(
+    "partition",
+    {
+        "louvain": "graft.data.partitions:louvain",
+        "metis": "graft.data.partitions:metis",
+        "random": "graft.data.partitions:random_nodes",
+        "label-skew": "graft.data.partitions:label_skew",
+    },
+)
+PARTITION_FILES = (".npy", ".json", ".csv", ".txt")
+
+
+class DatasetName(NamedTuple):
+    """What the text of a dataset asks for, as 'synthetic:nodes=100:lcc' or 'my_data.py:load:size=3'."""
+
+    name: str  # of the table, a reference to your own function, or a path
+    options: str = ""
+    suffix: str = ""
+
+
+def parse_dataset(source: str) -> DatasetName:
+    """The parts of a dataset's text; one that does not exist is refused, and nothing is imported."""
+    path = Path(source)
+    if path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+        return DatasetName(source)
+    rest, _, last = source.rpartition(":")
+    if last in SUFFIXES and rest:
+        return parse_dataset(rest)._replace(suffix=last)
+    name, _, options = source.partition(":")
+    if name.lower() in DATASETS:
+        return DatasetName(name.lower(), options)
+    for own, settings in ((source, ""), (rest, last)):
+        if parse_reference(own):
+            DATASETS.check(own)
+            return DatasetName(own, settings)
+    if path.is_file():
+        raise InputError(f"{path} cannot be read: a dataset is a .npz file or a folder with nodes.csv and edges.csv.")
+    hint = close_to(name.lower(), DATASETS)
+    raise InputError(f"There is no dataset or file '{source}'{hint}; the datasets are {', '.join(DATASETS)}.")
+
+
+def check_partition(by: str | Path) -> None:
+    """Refuse a partition that is neither a name nor a file of client ids."""
+    path = Path(by)
+    if str(by) not in PARTITIONS and (path.suffix not in PARTITION_FILES or not path.is_file()):
+        raise InputError(
+            f"There is no partition method or file '{by}'; the methods are {', '.join(PARTITIONS)}, and a file of "
+            f"client ids ends in {', '.join(PARTITION_FILES)}."
+        )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
+from graft.federation import TOPOLOGIES, check_topology
 from graft.tensors.randomness import seed_for
 
 Matrix = np.ndarray[Any, np.dtype[Any]]  # [N, N], row i says whom peer i hears
@@ -36,12 +37,7 @@ class Topology:
     mixing: Mixing = "uniform"  # how links that have no weight of their own are weighted
 
     def __post_init__(self) -> None:
-        if self.name in TOPOLOGIES:
-            check_options(self.name, self.options)
-        elif not Path(self.name).is_file():
-            raise InputError(f"There is no topology '{self.name}': there are {', '.join(TOPOLOGIES)}, or a file.")
-        elif self.options:
-            raise InputError(f"The topology file {self.name} takes no options.")
+        check_topology(self.name, self.options)
 
     @cached_property
     def file(self) -> LinkFile | None:
@@ -228,45 +224,7 @@ def circulant(peers: int, reach: int) -> Matrix:
     return near.astype(float)
 
 
-TOPOLOGIES: dict[str, Callable[..., Matrix]] = {
-    "none": nobody,
-    "complete": complete,
-    "ring": ring,
-    "star": star,
-    "regular": regular,
-    "random": random_peers,
-    "random-undirected": random_undirected,
-    "small-world": small_world,
-    "matching": matching,
-    "tournament": tournament,
-    "exponential": exponential,
-}
 CHANGING = ("random", "random-undirected", "matching", "tournament", "exponential")  # from round to round
-OPTIONS: dict[str, dict[str, int]] = {  # name -> option -> the least value that makes sense
-    "star": {"centre": 0},
-    "regular": {"k": 1},
-    "random": {"k": 0},
-    "random-undirected": {"k": 0},
-    "small-world": {"k": 2, "p": 0},
-    "tournament": {"level": 0},
-    "exponential": {"k": 1},
-}
-
-
-def check_options(name: str, options: Mapping[str, Any]) -> None:
-    known = OPTIONS.get(name, {})
-    for option, value in options.items():
-        if option not in known:
-            raise InputError(f"Topology '{name}' has no option '{option}': it has {', '.join(known) or 'none'}.")
-        least = known[option]
-        if option == "p":
-            kind, usable = "a number from 0 to 1", isinstance(value, int | float) and 0 <= value <= 1
-        else:
-            kind, usable = f"a whole number of at least {least}", isinstance(value, int) and value >= least
-        if name == "small-world" and option == "k":
-            kind, usable = "an even number of at least 2", usable and value % 2 == 0
-        if isinstance(value, bool) or not usable:
-            raise InputError(f"{option} of topology '{name}' is {value!r}; it must be {kind}.")
 
 
 # Weights.

@@ -1,86 +1,65 @@
-"""The table of methods: a name a class, a file a method."""
+"""The tables of methods and plugs: a name, and the class that is imported when it is asked for."""
 
 from __future__ import annotations
 
-from graft.federation.method import Method
-from graft.federation.plug import Plug
-from graft.methods.centralised import Centralised
-from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
-from graft.methods.dfedavgm import DFedAvgM
-from graft.methods.dis_pfl import DisPFL
-from graft.methods.dpsgd import DPSGD
-from graft.methods.fedavg import FedAvg
-from graft.methods.feddc import FedDC
-from graft.methods.feddual import FedDual
-from graft.methods.fedgcn import FedGCN
-from graft.methods.fedgkc import FedGKC, FedGKCPaper
-from graft.methods.fedgta import FedGTA
-from graft.methods.fedkd import FedKD
-from graft.methods.fedlit import FedLIT
-from graft.methods.fedmlp import FedMLP
-from graft.methods.fedomd import FedOMD, FedOMDPaper
-from graft.methods.fedproto import FedProto
-from graft.methods.fedprox import FedProx
-from graft.methods.fedsage_plus import FedSagePlus
-from graft.methods.fedtad import (
-    Distillation,
-    FedTAD,
-    FedTADPaper,
-    FedTADReleased,
-    PaperDistillation,
-    ReleasedDistillation,
-)
-from graft.methods.fedtgp import FedTGP
-from graft.methods.fml import FML
-from graft.methods.gossip import Gossip
-from graft.methods.lg_fedavg import LGFedAvg
-from graft.methods.loc_gcn import LocGCN
-from graft.methods.local import Local
-from graft.methods.moon import MOON
-from graft.methods.osgp import OSGP
-from graft.methods.pens import PENS
-from graft.methods.scaffold import SCAFFOLD
+from typing import TYPE_CHECKING
 
-METHODS: dict[str, type[Method]] = {
-    "centralised": Centralised,
-    "dfed_sst": DFedSST,
-    "dfed_sst_paper": DFedSSTPaper,
-    "dfedavgm": DFedAvgM,
-    "dis_pfl": DisPFL,
-    "dpsgd": DPSGD,
-    "fedavg": FedAvg,
-    "feddc": FedDC,
-    "feddual": FedDual,
-    "fedgcn": FedGCN,
-    "fedgkc": FedGKC,
-    "fedgkc_paper": FedGKCPaper,
-    "fedgta": FedGTA,
-    "fedkd": FedKD,
-    "fedlit": FedLIT,
-    "fedmlp": FedMLP,
-    "fedomd": FedOMD,
-    "fedomd_paper": FedOMDPaper,
-    "fedproto": FedProto,
-    "fedprox": FedProx,
-    "fedsage_plus": FedSagePlus,
-    "fedtad": FedTAD,
-    "fedtad_paper": FedTADPaper,
-    "fedtad_released": FedTADReleased,
-    "fedtgp": FedTGP,
-    "fml": FML,
-    "gossip": Gossip,
-    "lg_fedavg": LGFedAvg,
-    "loc_gcn": LocGCN,
-    "local": Local,
-    "moon": MOON,
-    "osgp": OSGP,
-    "pens": PENS,
-    "scaffold": SCAFFOLD,
-}
+from graft.registry import Registry
+
+if TYPE_CHECKING:
+    from graft.federation.method import Method
+    from graft.federation.plug import Plug
+
+METHODS: Registry[type[Method]] = Registry(
+    "method",
+    {
+        "centralised": "graft.methods.centralised:Centralised",
+        "dfed_sst": "graft.methods.dfed_sst:DFedSST",
+        "dfed_sst_paper": "graft.methods.dfed_sst:DFedSSTPaper",
+        "dfedavgm": "graft.methods.dfedavgm:DFedAvgM",
+        "dis_pfl": "graft.methods.dis_pfl:DisPFL",
+        "dpsgd": "graft.methods.dpsgd:DPSGD",
+        "fedavg": "graft.methods.fedavg:FedAvg",
+        "feddc": "graft.methods.feddc:FedDC",
+        "feddual": "graft.methods.feddual:FedDual",
+        "fedgcn": "graft.methods.fedgcn:FedGCN",
+        "fedgkc": "graft.methods.fedgkc:FedGKC",
+        "fedgkc_paper": "graft.methods.fedgkc:FedGKCPaper",
+        "fedgta": "graft.methods.fedgta:FedGTA",
+        "fedkd": "graft.methods.fedkd:FedKD",
+        "fedlit": "graft.methods.fedlit:FedLIT",
+        "fedmlp": "graft.methods.fedmlp:FedMLP",
+        "fedomd": "graft.methods.fedomd:FedOMD",
+        "fedomd_paper": "graft.methods.fedomd:FedOMDPaper",
+        "fedproto": "graft.methods.fedproto:FedProto",
+        "fedprox": "graft.methods.fedprox:FedProx",
+        "fedsage_plus": "graft.methods.fedsage_plus:FedSagePlus",
+        "fedtad": "graft.methods.fedtad:FedTAD",
+        "fedtad_paper": "graft.methods.fedtad:FedTADPaper",
+        "fedtad_released": "graft.methods.fedtad:FedTADReleased",
+        "fedtgp": "graft.methods.fedtgp:FedTGP",
+        "fml": "graft.methods.fml:FML",
+        "gossip": "graft.methods.gossip:Gossip",
+        "lg_fedavg": "graft.methods.lg_fedavg:LGFedAvg",
+        "loc_gcn": "graft.methods.loc_gcn:LocGCN",
+        "local": "graft.methods.local:Local",
+        "moon": "graft.methods.moon:MOON",
+        "osgp": "graft.methods.osgp:OSGP",
+        "pens": "graft.methods.pens:PENS",
+        "scaffold": "graft.methods.scaffold:SCAFFOLD",
+    },
+    group="graft.methods",
+    base="graft.federation.method:Method",
+)
 
 # What can be added to a method, see graft.federation.plug.
-PLUGS: dict[str, type[Plug]] = {
-    "fedtad": Distillation,
-    "fedtad_paper": PaperDistillation,
-    "fedtad_released": ReleasedDistillation,
-}
+PLUGS: Registry[type[Plug]] = Registry(
+    "plug",
+    {
+        "fedtad": "graft.methods.fedtad:Distillation",
+        "fedtad_paper": "graft.methods.fedtad:PaperDistillation",
+        "fedtad_released": "graft.methods.fedtad:ReleasedDistillation",
+    },
+    group="graft.plugs",
+    base="graft.federation.plug:Plug",
+)

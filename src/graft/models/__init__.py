@@ -1,79 +1,75 @@
-"""The table of architectures: a name a class, a file an architecture."""
+"""The table of architectures: a name, and the class that is imported when it is asked for."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
-
-from torch import nn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from graft.errors import InputError
-from graft.models.architecture import LayeredModel, Model, Output
-from graft.models.gat import GAT
-from graft.models.gcn import GCN
-from graft.models.gin import GIN
-from graft.models.mlp import MLP
-from graft.models.ortho_gcn import OrthoGCN
-from graft.models.own import OwnModel
-from graft.models.sage import SAGE
-from graft.models.sgc import SGC
+from graft.registry import Registry, parse_reference
 
-MODELS: dict[str, type[LayeredModel]] = {
-    "gcn": GCN,
-    "gat": GAT,
-    "sage": SAGE,
-    "gin": GIN,
-    "sgc": SGC,
-    "mlp": MLP,
-    "ortho_gcn": OrthoGCN,
-}
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graft.models.architecture import Model, Output
+    from graft.models.build import assign_models, build_model
+
+# A model is a class that inherits from `Model`, or any class or function that makes an `nn.Module` of a number of
+# features and a number of classes.
+MODELS: Registry[Callable[..., Model | nn.Module]] = Registry(
+    "model",
+    {
+        "gcn": "graft.models.gcn:GCN",
+        "gat": "graft.models.gat:GAT",
+        "sage": "graft.models.sage:SAGE",
+        "gin": "graft.models.gin:GIN",
+        "sgc": "graft.models.sgc:SGC",
+        "mlp": "graft.models.mlp:MLP",
+        "ortho_gcn": "graft.models.ortho_gcn:OrthoGCN",
+    },
+    group="graft.models",
+)
 
 # Families of the model-heterogeneous literature: client k gets entry k modulo the length.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "architectures": ("gcn", "gat", "sage", "gin", "sgc"),
     "scales": ("sgc", "gcn", "gcn4", "gcn6", "gcn8"),
 }
+DEEPEST = 64
 
-__all__ = ["FAMILIES", "MODELS", "Model", "Output", "assign_models", "build_model"]
+__all__ = ["FAMILIES", "MODELS", "Model", "Output", "assign_models", "build_model", "list_models", "parse_model"]
 
 
-def build_model(model: str | nn.Module | Model, features: int, classes: int, **settings: Any) -> Model:
-    """The architecture of a name such as 'gcn' or 'gcn4' (the number is the depth), or around your own module."""
-    if isinstance(model, Model):
-        return model
-    if isinstance(model, nn.Module):
-        return OwnModel(model)
-    match = re.fullmatch(r"([a-z_]+)-?(\d*)", model)
+def list_models(text: str) -> list[str]:
+    """The entries of a family, or of a list as 'gcn,gat'."""
+    return list(FAMILIES.get(text) or [name.strip() for name in text.split(",")])
+
+
+def parse_model(text: str) -> tuple[str, int | None]:
+    """The entry of the table and the depth in a name such as 'gcn4'; imports nothing.
+
+    Your own model, as 'my_model.py:Net', has the depth that it has.
+    """
+    if text in MODELS or parse_reference(text):
+        MODELS.check(text)
+        return text, None
+    match = re.fullmatch(r"([a-z_]+)-?(\d{0,9})", text)
     if match is None or match[1] not in MODELS:
         raise InputError(
-            f"Unknown model '{model}': there are {', '.join(MODELS)}, each with an optional depth as in gcn4, "
-            f"and the families {', '.join(FAMILIES)}."
+            f"Unknown model '{text}': there are {', '.join(MODELS)}, each with an optional depth as in gcn4, "
+            f"the families {', '.join(FAMILIES)}, and your own as my_model.py:MyClass."
         )
     depth = int(match[2] or 2)
-    if not 1 <= depth <= 64:
-        raise InputError(f"Model '{model}' asks for {depth} layers; between 1 and 64 are possible.")
-    built = MODELS[match[1]](features, classes, depth=depth, **settings)
-    if built.hidden == 0:
-        raise InputError(f"Model '{model}' with a conv head has no layer left for its embedding; use {match[1]}2.")
-    if isinstance(built, GAT) and built.width % built.heads:
-        raise InputError(f"Model '{model}' shares its width among {built.heads} heads; {built.width} does not divide.")
-    return built
+    if not 1 <= depth <= DEEPEST:
+        raise InputError(f"Model '{text}' asks for {depth} layers; between 1 and {DEEPEST} are possible.")
+    return match[1], depth
 
 
-def assign_models(
-    models: str | nn.Module | Model | Sequence[str | nn.Module | Model],
-    clients: int,
-    features: int,
-    classes: int,
-    **settings: Any,
-) -> list[Model]:
-    """One architecture a client: client k gets entry k modulo the number of entries."""
-    if isinstance(models, str):
-        models = FAMILIES.get(models) or [name.strip() for name in models.split(",")]
-    if isinstance(models, nn.Module | Model):
-        models = [models]
-    if not models:
-        raise InputError("The list of models is empty.")
-    built = [build_model(model, features, classes, **settings) for model in models]
-    return [built[client % len(built)] for client in range(clients)]
+def __getattr__(name: str) -> Any:
+    """Import what needs PyTorch when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'graft.models' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module("graft.models.build"), name)
