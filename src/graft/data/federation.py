@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,21 @@ class Federation:
 
     @property
     def hash(self) -> str:
-        """What runs on the same data have in common: the hash of the partition, or that of the perturbed data."""
+        """The SHA-256 that runs on the same data share: that of the partition, or that of the perturbed data."""
         return str(self.card.get("perturbation", self.card)["hash"])
+
+    @cached_property
+    def data_hash(self) -> str:
+        """The hash of everything that models are trained and scored on; a second or two for a gigabyte."""
+        whole = [self.graph] if self.clean is None else [self.graph, self.clean.graph]
+        perturbed = self.clients if "perturbation" in self.card else []
+        return cards.data_hash([*whole, *perturbed], self.membership)
 
     @property
     def partition(self) -> str:
-        """How the graph was shared out, and how the parts were perturbed: runs that differ here are not averaged."""
-        how = self.card.get("perturbation")
-        return self.card["method"] if how is None else f"{self.card['method']}, {how['summary']}"
+        """The partition method and the perturbation in words: runs that differ here are not averaged."""
+        perturbation = self.card.get("perturbation")
+        return self.card["method"] if perturbation is None else f"{self.card['method']}, {perturbation['summary']}"
 
     def pooled(self, edges: str = "all") -> Graph:
         """The whole graph as if one party held it, with all edges or with those inside clients only."""
@@ -43,15 +51,11 @@ class Federation:
         return replace(self.graph, edges=POOLS[edges](self.graph.edges, self.membership))
 
 
-def _all(edges: Ints, membership: Ints) -> Ints:  # noqa: ARG001
-    return edges
-
-
 def _inside(edges: Ints, membership: Ints) -> Ints:
     return edges[:, membership[edges[0]] == membership[edges[1]]]
 
 
-POOLS: dict[str, Callable[[Ints, Ints], Ints]] = {"all": _all, "inside": _inside}
+POOLS: dict[str, Callable[[Ints, Ints], Ints]] = {"all": lambda edges, _: edges, "inside": _inside}
 
 
 def build(
@@ -65,11 +69,11 @@ def build(
     perturbation: Perturbation | None = None,
     **partition_options: Any,
 ) -> Federation:
-    """Share a graph out among clients; partition, split and perturbation draw from separate streams of the seed."""
+    """A graph partitioned among clients; partition, split and perturbation draw from separate streams of the seed."""
     scaled = normalise(graph, features)
     membership = partitions.partition(scaled, clients, partition, seed, **partition_options)
     parts = splits.split(cut(scaled, membership), split, seed, rounding=rounding)
-    order = np.argsort(membership, kind="stable")  # where `cut` took the clients' nodes from
+    order = np.argsort(membership, kind="stable")  # the order in which `cut` hands out the nodes
     masks: dict[str, Any] = {}
     for name in MASKS:
         masks[name] = np.empty(graph.nodes, bool)
@@ -79,10 +83,10 @@ def build(
     return clean if perturbation is None or not perturbation.active else perturbed(clean, perturbation, features)
 
 
-def perturbed(clean: Federation, how: Perturbation, features: str = "raw") -> Federation:
-    """The same federation with the data of its clients perturbed; its card describes what they hold then."""
-    parts = perturbations.perturb(clean.clients, how, clean.card["seed"], features)
+def perturbed(clean: Federation, perturbation: Perturbation, features: str = "raw") -> Federation:
+    """The same federation with the data of its clients perturbed; its card describes the perturbed data."""
+    parts = perturbations.perturb(clean.clients, perturbation, clean.card["seed"], features)
     whole = perturbations.assemble(clean.graph, parts, clean.membership)
     card = cards.card(whole, clean.membership, *(clean.card[name] for name in ("method", "seed", "options")))
-    card["perturbation"] = perturbations.describe(parts, how)
-    return Federation(whole, clean.membership, parts, card, clean if how.evaluate_on == "clean" else None)
+    card["perturbation"] = perturbations.describe(parts, perturbation)
+    return Federation(whole, clean.membership, parts, card, clean if perturbation.evaluate_on == "clean" else None)

@@ -61,34 +61,36 @@ def clean(
     classes: int | None = None,
     masks: Mapping[str, ArrayLike | None] | None = None,
 ) -> Graph:
-    """Check everything that a graph is made of, and make its edges undirected, unique and free of self-loops."""
+    """A graph of checked arrays, with edges made undirected, unique and free of self-loops."""
     features = _clean_features(name, x)
     nodes = features.shape[0]
     labels, classes = _clean_labels(name, y, nodes, classes)
-    kept: dict[str, Any] = {
-        mask: _clean_mask(name, mask, given, nodes) for mask, given in (masks or {}).items() if given is not None
+    checked_masks: dict[str, Any] = {
+        mask: _clean_mask(name, mask, values, nodes) for mask, values in (masks or {}).items() if values is not None
     }
-    return Graph(name, features, _clean_edges(name, edges, nodes), labels, classes, **kept)
+    return Graph(name, features, _clean_edges(name, edges, nodes), labels, classes, **checked_masks)
 
 
 def _clean_features(name: str, x: Any) -> Features:
-    given: Any = x if issparse(x) else _as_array(f"The features x of '{name}'", x)
-    if given.ndim != 2 or given.dtype.kind not in "biuf":
+    matrix: Any = x if issparse(x) else _as_array(f"The features x of '{name}'", x)
+    if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
         raise InputError(
-            f"The features x of '{name}' must be numbers of shape [nodes, features], not {given.dtype} of shape "
-            f"{tuple(given.shape)}."
+            f"The features x of '{name}' must be numbers of shape [nodes, features], not {matrix.dtype} of shape "
+            f"{tuple(matrix.shape)}."
         )
-    if 0 in given.shape:
-        raise InputError(f"Graph '{name}' is empty: it has {given.shape[0]} nodes with {given.shape[1]} features.")
+    if 0 in matrix.shape:
+        raise InputError(f"Graph '{name}' is empty: it has {matrix.shape[0]} nodes with {matrix.shape[1]} features.")
     with np.errstate(over="ignore"):
         features = (
-            csr_array(given, dtype=np.float32, copy=True) if issparse(given) else given.astype(np.float32, copy=False)
+            csr_array(matrix, dtype=np.float32, copy=True)
+            if issparse(matrix)
+            else matrix.astype(np.float32, copy=False)
         )
     values = features.data if issparse(features) else features
     if not np.isfinite(values).all():
         cells = features.tocoo() if issparse(features) else None
-        bad = int(np.flatnonzero(~np.isfinite(values).ravel())[0])
-        node = cells.row[bad] if cells is not None else bad // features.shape[1]
+        first = int(np.flatnonzero(~np.isfinite(values).ravel())[0])
+        node = cells.row[first] if cells is not None else first // features.shape[1]
         raise InputError(f"The features x of '{name}' hold NaN or infinity, first at node {node}: fill or drop it.")
     if issparse(features):
         features.sum_duplicates()
@@ -98,52 +100,51 @@ def _clean_features(name: str, x: Any) -> Features:
 
 
 def _clean_edges(name: str, edges: ArrayLike, nodes: int) -> Ints:
-    given = _as_array(f"The edges of '{name}'", edges)
-    if given.size == 0:
+    ends = _as_array(f"The edges of '{name}'", edges)
+    if ends.size == 0:
         return np.empty((2, 0), np.int64)
-    if given.ndim != 2 or given.shape[0] != 2 or given.dtype.kind not in "iu":
+    if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         raise InputError(
-            f"The edges of '{name}' must be whole numbers of shape [2, edges], not {given.dtype} of shape "
-            f"{given.shape}."
+            f"The edges of '{name}' must be whole numbers of shape [2, edges], not {ends.dtype} of shape {ends.shape}."
         )
-    if given.min() < 0 or given.max() >= nodes:
-        column = int(np.flatnonzero(((given < 0) | (given >= nodes)).any(axis=0))[0])
+    if ends.min() < 0 or ends.max() >= nodes:
+        column = int(np.flatnonzero(((ends < 0) | (ends >= nodes)).any(axis=0))[0])
         raise InputError(
-            f"Edge {column} of '{name}' joins {given[0, column]} and {given[1, column]}, but its nodes are 0 to "
+            f"Edge {column} of '{name}' joins {ends[0, column]} and {ends[1, column]}, but its nodes are 0 to "
             f"{nodes - 1}."
         )
     # An edge is one number, row * nodes + column, so that sorting it sorts pairs without a second array.
-    low, high = np.minimum(given[0], given[1]), np.maximum(given[0], given[1])
-    keys = unique(low[low != high].astype(np.int64) * nodes + high[low != high])
+    low, high = np.minimum(ends[0], ends[1]), np.maximum(ends[0], ends[1])
+    keys = sorted_unique(low[low != high].astype(np.int64) * nodes + high[low != high])
     del low, high
     keys = np.concatenate([keys, keys % nodes * nodes + keys // nodes])
     keys.sort()
-    result = np.empty((2, len(keys)), np.int64)
-    np.divmod(keys, nodes, out=(result[0], result[1]))
-    return result
+    edge_index = np.empty((2, len(keys)), np.int64)
+    np.divmod(keys, nodes, out=(edge_index[0], edge_index[1]))
+    return edge_index
 
 
-def unique(keys: Ints) -> Ints:
-    """The different values of an array, in order; the array itself is sorted in place."""
+def sorted_unique(keys: Ints) -> Ints:
+    """The different values of an array in ascending order, as `np.unique` but sorting the array itself in place."""
     keys.sort()
-    first = np.ones(len(keys), bool)
-    np.not_equal(keys[1:], keys[:-1], out=first[1:])
-    return keys[first]
+    differs = np.ones(len(keys), bool)
+    np.not_equal(keys[1:], keys[:-1], out=differs[1:])
+    return keys[differs]
 
 
 def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> tuple[Ints, int]:
-    given = _as_array(f"The labels y of '{name}'", y)
-    if given.shape not in ((nodes,), (nodes, 1)) or given.dtype.kind not in "biuf":
+    values = _as_array(f"The labels y of '{name}'", y)
+    if values.shape not in ((nodes,), (nodes, 1)) or values.dtype.kind not in "biuf":
         raise InputError(
-            f"The labels y of '{name}' must be one number for each of its {nodes} nodes, not {given.dtype} of shape "
-            f"{given.shape}."
+            f"The labels y of '{name}' must be one number for each of its {nodes} nodes, not {values.dtype} of shape "
+            f"{values.shape}."
         )
-    given = given.reshape(nodes)
-    if given.dtype.kind == "f":
-        given = np.where(np.isnan(given), -1, given)
-        if not np.isfinite(given).all() or (given != np.floor(given)).any():
+    values = values.reshape(nodes)
+    if values.dtype.kind == "f":
+        values = np.where(np.isnan(values), -1, values)
+        if not np.isfinite(values).all() or (values != np.floor(values)).any():
             raise InputError(f"The labels y of '{name}' must be whole numbers (NaN or -1 where there is none).")
-    labels = given.astype(np.int64)
+    labels = values.astype(np.int64)
     if labels.max() < 0:
         raise InputError(f"Graph '{name}' has no label at all: every node is unlabelled.")
     classes = int(labels.max()) + 1 if classes is None else classes
@@ -156,42 +157,47 @@ def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> t
     return labels, classes
 
 
-def _clean_mask(name: str, mask: str, given: ArrayLike, nodes: int) -> Bools:
+def _clean_mask(name: str, mask: str, mask_values: ArrayLike, nodes: int) -> Bools:
     if mask not in MASKS:
         raise InputError(f"Graph '{name}' was given a mask '{mask}'; the masks are {', '.join(MASKS)}.")
-    values = _as_array(f"The {mask} mask of '{name}'", given)
+    values = _as_array(f"The {mask} mask of '{name}'", mask_values)
     if values.shape != (nodes,) or values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
         raise InputError(f"The {mask} mask of '{name}' must be true or false for each of its {nodes} nodes.")
     return values.astype(bool)
 
 
-def _as_array(what: str, given: Any) -> NDArray[Any]:
+def _as_array(subject: str, values: Any) -> NDArray[Any]:
     try:
-        return np.asarray(given)
+        return np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"{what} cannot be read as an array: {error}.") from error
+        raise InputError(f"{subject} cannot be read as an array: {error}.") from error
 
 
 def adjacency(nodes: int, edges: Ints) -> csr_array:
-    """The adjacency matrix of sorted edges."""
-    starts = np.zeros(nodes + 1, np.int64)
-    np.cumsum(np.bincount(edges[0], minlength=nodes), out=starts[1:])
-    return csr_array((np.ones(edges.shape[1], np.int8), np.ascontiguousarray(edges[1]), starts), shape=(nodes, nodes))
+    """The adjacency matrix of edges sorted by row, in CSR form."""
+    indptr = np.zeros(nodes + 1, np.int64)
+    np.cumsum(np.bincount(edges[0], minlength=nodes), out=indptr[1:])
+    return csr_array((np.ones(edges.shape[1], np.int8), np.ascontiguousarray(edges[1]), indptr), shape=(nodes, nodes))
+
+
+def undirected(edges: Ints) -> Ints:
+    """Every undirected edge once, the lower node first, in the order given."""
+    return edges[:, edges[0] < edges[1]]
 
 
 def subgraph(graph: Graph, nodes: ArrayLike) -> Graph:
-    """The graph induced by some nodes, renumbered in ascending order."""
-    chosen = np.unique(np.asarray(nodes, dtype=np.int64))
-    if not len(chosen) or chosen[0] < 0 or chosen[-1] >= graph.nodes:
+    """The subgraph induced by some nodes, renumbered in ascending order."""
+    selected = np.unique(np.asarray(nodes, dtype=np.int64))
+    if not len(selected) or selected[0] < 0 or selected[-1] >= graph.nodes:
         raise InputError(f"A subgraph of '{graph.name}' needs at least one node out of 0 to {graph.nodes - 1}.")
     position = np.full(graph.nodes, -1, np.int64)
-    position[chosen] = np.arange(len(chosen))
+    position[selected] = np.arange(len(selected))
     ends = position[graph.edges]
-    return _take(graph, chosen, ends[:, (ends >= 0).all(axis=0)])
+    return _select_nodes(graph, selected, ends[:, (ends >= 0).all(axis=0)])
 
 
 def cut(graph: Graph, membership: Ints) -> list[Graph]:
-    """The graphs that the clients hold: client k gets the nodes of membership k and the edges between them."""
+    """The induced subgraph of every client: client k gets the nodes of membership k and the edges between them."""
     sizes = np.bincount(membership)
     order = np.argsort(membership, kind="stable")
     starts = np.cumsum(sizes) - sizes
@@ -204,31 +210,29 @@ def cut(graph: Graph, membership: Ints) -> list[Graph]:
     ends = position[graph.edges[:, inside]]
     stops = np.cumsum(np.bincount(owner[inside], minlength=len(sizes)))
     return [
-        _take(graph, nodes, np.ascontiguousarray(own))
-        for nodes, own in zip(np.split(order, starts[1:]), np.split(ends, stops[:-1], axis=1), strict=True)
+        _select_nodes(graph, nodes, np.ascontiguousarray(edges))
+        for nodes, edges in zip(np.split(order, starts[1:]), np.split(ends, stops[:-1], axis=1), strict=True)
     ]
 
 
-def _take(graph: Graph, nodes: Ints, edges: Ints) -> Graph:
+def _select_nodes(graph: Graph, nodes: Ints, edges: Ints) -> Graph:
     masks: dict[str, Any] = {name: mask[nodes] for name, mask in graph.masks.items()}
     return replace(graph, x=graph.x[nodes], edges=edges, y=graph.y[nodes], **masks)
 
 
 def largest_component(graph: Graph) -> Graph:
-    """The largest connected part; of several equally large ones, that of the lowest node."""
+    """The largest connected component; of several equally large ones, that of the lowest node."""
     _, component = connected_components(adjacency(graph.nodes, graph.edges), directed=False)
     return subgraph(graph, np.flatnonzero(component == np.bincount(component).argmax()))
 
 
-def normalise(graph: Graph, how: str) -> Graph:
-    """The same graph with its features scaled in one of the ways of `NORMALISATIONS`."""
-    if how not in NORMALISATIONS:
-        raise InputError(f"There is no feature normalisation '{how}'; choose one of {', '.join(NORMALISATIONS)}.")
-    return replace(graph, x=NORMALISATIONS[how](graph.x))
-
-
-def _raw(x: Features) -> Features:
-    return x
+def normalise(graph: Graph, normalisation: str) -> Graph:
+    """The same graph with its features scaled by one of `NORMALISATIONS`."""
+    if normalisation not in NORMALISATIONS:
+        raise InputError(
+            f"There is no feature normalisation '{normalisation}'; choose one of {', '.join(NORMALISATIONS)}."
+        )
+    return replace(graph, x=NORMALISATIONS[normalisation](graph.x))
 
 
 def _row(x: Features) -> Features:
@@ -256,7 +260,7 @@ def _standard(x: Features) -> Features:
 
 
 NORMALISATIONS: dict[str, Callable[[Features], Features]] = {
-    "raw": _raw,
+    "raw": lambda x: x,
     "row": _row,
     "l2": _l2,
     "standard": _standard,

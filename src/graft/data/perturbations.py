@@ -1,4 +1,4 @@
-"""Data made worse on purpose, client by client, to see what a method can bear.
+"""Perturbations of the clients' labels, edges and features, to measure how robust a method is.
 
 The definitions are those of OpenFGL. Every client is perturbed once, after the partition and the split, and every
 kind of perturbation draws from a stream of its own, which depends on its strength, the client and the seed.
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.sparse import csr_array, issparse, vstack
 
-from graft.data.graphs import Features, Graph, Ints, normalise
+from graft.data.graphs import Features, Graph, Ints, normalise, undirected
 from graft.data.streams import stream
 from graft.errors import InputError
 
@@ -26,11 +26,11 @@ LEAST_TRAIN = 1  # training nodes that label sparsity leaves to a client
 
 @dataclass(frozen=True)
 class Perturbation:
-    """What is done to the clients' data; with the defaults, nothing."""
+    """How strongly each kind of data is perturbed, and on which clients; with the defaults, not at all."""
 
     label_sparsity: float = 0.0  # share of the training nodes that become unlabelled
     label_noise: float = 0.0  # share of the training labels that become another class
-    edge_sparsity: float = 0.0  # share of the edges that are taken away
+    edge_sparsity: float = 0.0  # share of the edges that are removed
     edge_noise: float = 0.0  # share of the edges that are replaced by edges between other nodes
     feature_sparsity: float = 0.0  # share of every node's non-zero features that become zero
     feature_noise: float = 0.0  # standard deviation of what is added to every feature
@@ -43,7 +43,7 @@ class Perturbation:
             if not (0 <= ratio <= most and isfinite(ratio)):
                 up_to = "" if most > 1 else " and at most 1"
                 raise InputError(f"{name} is {ratio}; it must be at least 0{up_to}.")
-        self.chosen(None)
+        self.client_ids(None)
 
     @property
     def strengths(self) -> dict[str, float]:
@@ -51,54 +51,55 @@ class Perturbation:
 
     def __str__(self) -> str:
         """What differs from the defaults."""
-        usual = {one.name: one.default for one in fields(self)}
-        return " ".join(f"{name}={value}" for name, value in vars(self).items() if value != usual[name])
+        defaults = {field.name: field.default for field in fields(self)}
+        return " ".join(f"{name}={value}" for name, value in vars(self).items() if value != defaults[name])
 
     @property
     def active(self) -> bool:
         return any(self.strengths.values())
 
-    def chosen(self, clients: int | None) -> list[int]:
-        """The clients that are perturbed."""
+    def client_ids(self, clients: int | None) -> list[int]:
+        """The clients that are perturbed, out of so many; with None only the setting itself is checked."""
         if self.perturbed_clients == "all":
             return list(range(clients or 0))
         try:
-            numbers = sorted({int(part) for part in self.perturbed_clients.split(",")})
+            ids = sorted({int(part) for part in self.perturbed_clients.split(",")})
         except ValueError:
-            numbers = [-1]
-        if numbers[0] < 0 or (clients is not None and numbers[-1] >= clients):
+            ids = [-1]
+        if ids[0] < 0 or (clients is not None and ids[-1] >= clients):
             possible = "" if clients is None else f" from 0 to {clients - 1}"
             raise InputError(
                 f"perturbed_clients is '{self.perturbed_clients}'; it should be all, or numbers of clients{possible}, "
                 f"as 0,3."
             )
-        return numbers
+        return ids
 
 
-def perturb(graphs: Sequence[Graph], how: Perturbation, seed: int, features: str = "raw") -> list[Graph]:
-    """The clients' graphs, perturbed; `features` says how rows were scaled, and they are scaled so again."""
-    chosen = how.chosen(len(graphs))
+def perturb(graphs: Sequence[Graph], perturbation: Perturbation, seed: int, features: str = "raw") -> list[Graph]:
+    """The clients' graphs, perturbed; features that were normalised row by row are normalised again."""
+    ids = perturbation.client_ids(len(graphs))
     return [
-        _perturbed(graph, how, seed, client, features) if client in chosen else graph
+        _perturb_client(graph, perturbation, seed, client, features) if client in ids else graph
         for client, graph in enumerate(graphs)
     ]
 
 
-def _perturbed(graph: Graph, how: Perturbation, seed: int, client: int, features: str) -> Graph:
-    before = graph.x
-    for number, (name, change) in enumerate(KINDS.items()):
-        strength = Fraction(str(getattr(how, name)))  # as it was written: 0.3 of 10 is 3, and not a little less
+def _perturb_client(graph: Graph, perturbation: Perturbation, seed: int, client: int, features: str) -> Graph:
+    original = graph.x
+    for index, (kind, apply) in enumerate(KINDS.items()):
+        # As it was written: 0.3 of 10 is 3, and not a little less.
+        strength = Fraction(str(getattr(perturbation, kind)))
         if strength:
-            ids = (number, strength.numerator, strength.denominator, client)
-            graph = change(graph, strength, stream("perturbation", seed, *ids))
-    return graph if graph.x is before or features not in BY_ROW else normalise(graph, features)
+            ids = (index, strength.numerator, strength.denominator, client)
+            graph = apply(graph, strength, stream("perturbation", seed, *ids))
+    return graph if graph.x is original or features not in ROWWISE else normalise(graph, features)
 
 
 # Labels.
 
 
 def drop_labels(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Take nodes out of the training mask; they stay in the graph."""
+    """Remove nodes from the training mask; they stay in the graph."""
     nodes = _train_nodes(graph)
     count = min(round(share * len(nodes)), max(len(nodes) - LEAST_TRAIN, 0))
     train = np.zeros(graph.nodes, bool)
@@ -106,14 +107,14 @@ def drop_labels(graph: Graph, share: Fraction, random: np.random.Generator) -> G
     return replace(graph, train=train)
 
 
-def confuse_labels(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Give training nodes another class, any of the others with equal chance."""
+def flip_labels(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
+    """Replace labels of training nodes by another class, drawn uniformly."""
     nodes = _train_nodes(graph)
-    wrong = random.permutation(nodes)[: round(share * len(nodes))]
-    if graph.classes < 2 and len(wrong):
+    flipped = random.permutation(nodes)[: round(share * len(nodes))]
+    if graph.classes < 2 and len(flipped):
         raise InputError(f"label_noise puts another class in place of a label, and '{graph.name}' has only one.")
     labels = graph.y.copy()
-    labels[wrong] = (labels[wrong] + random.integers(1, max(graph.classes, 2), len(wrong))) % graph.classes
+    labels[flipped] = (labels[flipped] + random.integers(1, max(graph.classes, 2), len(flipped))) % graph.classes
     return replace(graph, y=labels)
 
 
@@ -128,43 +129,39 @@ def _train_nodes(graph: Graph) -> Ints:
 
 def drop_edges(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
     """Keep a share of the undirected edges; all nodes stay."""
-    return _with_edges(graph, _kept(graph, round((1 - share) * graph.edge_count), random))
+    return _with_edges(graph, _sample_edges(graph, round((1 - share) * graph.edge_count), random))
 
 
-def exchange_edges(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Take edges away, and put as many between nodes that had none; fewer where there are not enough of those."""
+def rewire_edges(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
+    """Replace edges by as many between nodes that had none; by fewer where there are not enough of those."""
     count = round(share * graph.edge_count)
-    kept = _kept(graph, graph.edge_count - count, random)
-    return _with_edges(graph, np.concatenate([kept, _unlinked(graph, count, random)], axis=1))
+    kept = _sample_edges(graph, graph.edge_count - count, random)
+    return _with_edges(graph, np.concatenate([kept, _sample_non_edges(graph, count, random)], axis=1))
 
 
-def _once(graph: Graph) -> Ints:
-    """Every undirected edge once, the lower node first."""
-    return graph.edges[:, graph.edges[0] < graph.edges[1]]
+def _sample_edges(graph: Graph, count: int, random: np.random.Generator) -> Ints:
+    edges = undirected(graph.edges)
+    return edges[:, random.permutation(edges.shape[1])[:count]]
 
 
-def _kept(graph: Graph, count: int, random: np.random.Generator) -> Ints:
-    once = _once(graph)
-    return once[:, random.permutation(once.shape[1])[:count]]
-
-
-def _unlinked(graph: Graph, count: int, random: np.random.Generator) -> Ints:
+def _sample_non_edges(graph: Graph, count: int, random: np.random.Generator) -> Ints:
     """Different pairs of nodes without an edge, the lower node first."""
-    # All pairs are numbered row by row; pair (i, j) has number first[i] + j - i - 1.
+    # All pairs are numbered row by row; pair (i, j) has number row_start[i] + j - i - 1.
     rows = np.arange(graph.nodes)
-    first = rows * (graph.nodes - 1) - rows * (rows - 1) // 2
-    low, high = _once(graph)
-    taken = first[low] + high - low - 1  # sorted, as the edges are
+    row_start = rows * (graph.nodes - 1) - rows * (rows - 1) // 2
+    low, high = undirected(graph.edges)
+    taken = row_start[low] + high - low - 1  # sorted, as the edges are
     free = graph.nodes * (graph.nodes - 1) // 2 - len(taken)
     drawn = random.choice(free, min(count, free), replace=False) if free else np.empty(0, np.int64)
     # The number of the k-th free pair is k plus the taken ones before it.
     pairs = drawn + np.searchsorted(taken - np.arange(len(taken)), drawn, side="right")
-    low = np.searchsorted(first, pairs, side="right") - 1
-    return np.stack([low, pairs - first[low] + low + 1])
+    low = np.searchsorted(row_start, pairs, side="right") - 1
+    return np.stack([low, pairs - row_start[low] + low + 1])
 
 
-def _with_edges(graph: Graph, once: Ints) -> Graph:
-    keys = np.concatenate([once[0] * graph.nodes + once[1], once[1] * graph.nodes + once[0]])
+def _with_edges(graph: Graph, edges: Ints) -> Graph:
+    """The graph with other edges, each given once."""
+    keys = np.concatenate([edges[0] * graph.nodes + edges[1], edges[1] * graph.nodes + edges[0]])
     keys.sort()
     return replace(graph, edges=np.stack(np.divmod(keys, graph.nodes)))
 
@@ -179,66 +176,66 @@ def drop_features(graph: Graph, share: Fraction, random: np.random.Generator) ->
     rows = np.repeat(np.arange(graph.nodes), counts)
     order = np.lexsort((random.random(len(rows)), rows))
     rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    wanted = np.array([floor(share * int(count)) for count in counts], np.int64)
-    x.data[order[rank < wanted[rows]]] = 0
+    dropped = np.array([floor(share * int(count)) for count in counts], np.int64)
+    x.data[order[rank < dropped[rows]]] = 0
     x.eliminate_zeros()
     return replace(graph, x=x if issparse(graph.x) else x.toarray())
 
 
-def blur_features(graph: Graph, deviation: Fraction, random: np.random.Generator) -> Graph:
-    """Add normal noise to all features; they do not stay sparse."""
+def add_feature_noise(graph: Graph, deviation: Fraction, random: np.random.Generator) -> Graph:
+    """Add Gaussian noise to all features; they do not stay sparse."""
     dense = graph.x.toarray() if issparse(graph.x) else graph.x
     return replace(graph, x=dense + np.float32(deviation) * random.standard_normal(dense.shape, np.float32))
 
 
 Change = Callable[[Graph, Fraction, np.random.Generator], Graph]
-KINDS: dict[str, Change] = {  # in the order in which they act; the place of a kind is part of its seed
+KINDS: dict[str, Change] = {  # in the order in which they are applied; the index of a kind is part of its seed
     "label_sparsity": drop_labels,
-    "label_noise": confuse_labels,
+    "label_noise": flip_labels,
     "edge_sparsity": drop_edges,
-    "edge_noise": exchange_edges,
+    "edge_noise": rewire_edges,
     "feature_sparsity": drop_features,
-    "feature_noise": blur_features,
+    "feature_noise": add_feature_noise,
 }
-BY_ROW = ("row", "l2")  # ways to scale features that look at one node alone
-FIELDS = tuple(one.name for one in fields(Perturbation))
+ROWWISE = ("row", "l2")  # normalisations that depend on one node alone
+FIELDS = tuple(field.name for field in fields(Perturbation))
 
 
 # The whole graph, and its record.
 
 
 def assemble(whole: Graph, parts: Sequence[Graph], membership: Ints) -> Graph:
-    """The whole graph with what the clients hold now; edges between clients stay as they are."""
+    """The whole graph made of the clients' parts; edges between clients stay as they are."""
     nodes = [np.flatnonzero(membership == client) for client in range(len(parts))]
-    back = np.argsort(np.concatenate(nodes))
-    crossing = whole.edges[:, membership[whole.edges[0]] != membership[whole.edges[1]]]
-    inside = [own[part.edges] for own, part in zip(nodes, parts, strict=True)]
-    edges = np.concatenate([crossing, *inside], axis=1)
+    inverse = np.argsort(np.concatenate(nodes))
+    between = whole.edges[:, membership[whole.edges[0]] != membership[whole.edges[1]]]
+    inside = [ids[part.edges] for ids, part in zip(nodes, parts, strict=True)]
+    edges = np.concatenate([between, *inside], axis=1)
     masks: dict[str, Any] = {
-        name: np.concatenate([part.masks[name] for part in parts])[back] for name in parts[0].masks
+        name: np.concatenate([part.masks[name] for part in parts])[inverse] for name in parts[0].masks
     }
     return replace(
-        _with_edges(whole, edges[:, edges[0] < edges[1]]),
-        x=_stacked([part.x for part in parts])[back],
-        y=np.concatenate([part.y for part in parts])[back],
+        _with_edges(whole, undirected(edges)),
+        x=_concatenate_features([part.x for part in parts])[inverse],
+        y=np.concatenate([part.y for part in parts])[inverse],
         **masks,
     )
 
 
-def _stacked(features: Sequence[Features]) -> Features:
+def _concatenate_features(features: Sequence[Features]) -> Features:
     if all(issparse(x) for x in features):
         return csr_array(vstack(features, "csr"))
     return np.concatenate([x.toarray() if issparse(x) else x for x in features])
 
 
-def describe(parts: Sequence[Graph], how: Perturbation) -> dict[str, Any]:
-    """What a partition card says of a perturbation: its settings, and a SHA-256 of them and of the data it made."""
-    found = hashlib.sha256(json.dumps(asdict(how), sort_keys=True).encode())
+def describe(parts: Sequence[Graph], perturbation: Perturbation) -> dict[str, Any]:
+    """A perturbation's entry in a partition card: its settings, and a SHA-256 of them and of the perturbed data."""
+    digest = hashlib.sha256(json.dumps(asdict(perturbation), sort_keys=True).encode())
     for part in parts:
         x = csr_array(part.x)
         assert part.train is not None
-        for values, kind in ((part.edges, "<i8"), (part.y, "<i8"), (part.train, "|b1")):
-            found.update(np.ascontiguousarray(values, kind).tobytes())
-        for values, kind in ((x.indptr, "<i8"), (x.indices, "<i8"), (x.data, "<f4")):
-            found.update(np.ascontiguousarray(values, kind).tobytes())
-    return {"summary": str(how), **asdict(how), "hash": found.hexdigest()}
+        for values, dtype in ((part.edges, "<i8"), (part.y, "<i8"), (part.train, "|b1")):
+            digest.update(np.ascontiguousarray(values, dtype).tobytes())
+        for values, dtype in ((x.indptr, "<i8"), (x.indices, "<i8"), (x.data, "<f4")):
+            digest.update(np.ascontiguousarray(values, dtype).tobytes())
+    return {"summary": str(perturbation), **asdict(perturbation), "hash": digest.hexdigest()}

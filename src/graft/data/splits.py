@@ -13,7 +13,7 @@ from graft.data.streams import stream
 from graft.errors import InputError
 
 Ratios = tuple[Fraction, Fraction, Fraction]  # exact, so that no share is lost to floating point
-HOW = "three numbers above 0 that sum to at most 100 (or at most 1), such as '20/40/40', or 'own'"
+EXPECTED = "three numbers above 0 that sum to at most 100 (or at most 1), such as '20/40/40', or 'own'"
 
 
 def split(
@@ -24,9 +24,9 @@ def split(
     rounding: str = "largest_remainder",
     min_train: int = 1,
 ) -> list[Graph]:
-    """The clients' graphs with masks; a client's masks depend on the seed and its place in the list only."""
+    """The clients' graphs with masks; a client's masks depend on the seed and its index only."""
     if ratios == "own":
-        return [_own(client, graph) for client, graph in enumerate(graphs)]
+        return [_keep_own_masks(client, graph) for client, graph in enumerate(graphs)]
     shares = parse(ratios)
     if rounding not in ROUNDINGS:
         raise InputError(f"There is no rounding '{rounding}'; choose one of {', '.join(ROUNDINGS)}.")
@@ -36,7 +36,7 @@ def split(
             f"training node, so use 'largest_remainder'."
         )
     return [
-        _masked(client, graph, shares, stream("split", seed, client), stratify, rounding, min_train)
+        _draw_masks(client, graph, shares, stream("split", seed, client), stratify, rounding, min_train)
         for client, graph in enumerate(graphs)
     ]
 
@@ -47,16 +47,16 @@ def parse(ratios: str | Sequence[float]) -> Ratios:
         parts = re.split("[/-]", ratios) if isinstance(ratios, str) else [str(part) for part in ratios]
         train, validation, test = (Fraction(part.strip()) for part in parts)
     except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise InputError(f"The split {ratios!r} cannot be read: give {HOW}.") from error
+        raise InputError(f"The split {ratios!r} cannot be read: give {EXPECTED}.") from error
     total = train + validation + test
     if min(train, validation, test) <= 0 or total > 100:
-        raise InputError(f"The split {ratios!r} is not possible: give {HOW}.")
+        raise InputError(f"The split {ratios!r} is not possible: give {EXPECTED}.")
     nearly_one = abs(total - 1) < Fraction(1, 10**9)
     whole = total if nearly_one else 1 if total < 1 else 100
     return train / whole, validation / whole, test / whole
 
 
-def _own(client: int, graph: Graph) -> Graph:
+def _keep_own_masks(client: int, graph: Graph) -> Graph:
     missing = [name for name in MASKS if name not in graph.masks]
     if missing:
         raise InputError(
@@ -66,10 +66,10 @@ def _own(client: int, graph: Graph) -> Graph:
     masks = [mask & (graph.y >= 0) for mask in graph.masks.values()]
     if (np.sum(masks, axis=0) > 1).any():
         raise InputError(f"The own masks of '{graph.name}' overlap: a node may be in one of {', '.join(MASKS)} only.")
-    return _checked(client, graph, masks, 1, "choose ratios such as '20/40/40', or fewer clients")
+    return _with_masks(client, graph, masks, 1, "choose ratios such as '20/40/40', or fewer clients")
 
 
-def _checked(client: int, graph: Graph, masks: Sequence[Bools], least: int, advice: str) -> Graph:
+def _with_masks(client: int, graph: Graph, masks: Sequence[Bools], least: int, advice: str) -> Graph:
     train, validation, test = masks
     if train.sum() < max(least, 1):
         raise InputError(
@@ -79,7 +79,7 @@ def _checked(client: int, graph: Graph, masks: Sequence[Bools], least: int, advi
     return replace(graph, train=train, validation=validation, test=test)
 
 
-def _masked(
+def _draw_masks(
     client: int,
     graph: Graph,
     shares: Ratios,
@@ -96,44 +96,46 @@ def _masked(
         nodes = rng.permutation(np.flatnonzero(groups == group))
         for mask, part in zip(masks, np.split(nodes, np.cumsum([count[group] for count in counts]))[:-1], strict=True):
             mask[part] = True
-    return _checked(client, graph, masks, min_train, "use fewer clients, a larger train share or 'largest_remainder'")
+    return _with_masks(
+        client, graph, masks, min_train, "use fewer clients, a larger train share or 'largest_remainder'"
+    )
 
 
 def _largest_remainder(sizes: Ints, shares: Ratios, min_train: int) -> list[Ints]:
-    """Totals of the whole client first, then each total shared out over its classes."""
+    """The counts of each class in train, validation and test: totals first, then apportioned to the classes."""
     nodes = int(sizes.sum())
-    train = min(max(min_train, _nearest(shares[0] * nodes)), nodes)
-    validation = min(_nearest(shares[1] * nodes), nodes - train)
+    train = min(max(min_train, _round_half_up(shares[0] * nodes)), nodes)
+    validation = min(_round_half_up(shares[1] * nodes), nodes - train)
     rest = nodes - train - validation
-    test = rest if sum(shares) == 1 else min(_nearest(shares[2] * nodes), rest)
+    test = rest if sum(shares) == 1 else min(_round_half_up(shares[2] * nodes), rest)
     counts: list[Ints] = []
     for total, reserve in ((train, 1), (validation, 1), (test, 0)):
         free = sizes - np.sum(counts, axis=0, dtype=np.int64)
-        spare = np.where(sizes >= 3, np.maximum(free - reserve, 0), free)
+        available = np.where(sizes >= 3, np.maximum(free - reserve, 0), free)
         # A class of three or more keeps a node for the test, unless the totals leave no other choice.
-        counts.append(_share_out(total, sizes, spare if spare.sum() >= total else free))
+        counts.append(_apportion(total, sizes, available if available.sum() >= total else free))
     return counts
 
 
-def _share_out(total: int, sizes: Ints, room: Ints) -> Ints:
-    """Whole numbers that sum to the total, close to proportional to the sizes and never above the room."""
+def _apportion(total: int, sizes: Ints, most: Ints) -> Ints:
+    """Whole numbers that sum to the total, nearly proportional to the sizes and at most `most`."""
     exact = [Fraction(total * int(size), max(int(sizes.sum()), 1)) for size in sizes]
-    counts = np.minimum([floor(count) for count in exact], room)
+    counts = np.minimum([floor(count) for count in exact], most)
     # The largest remainder first; of equal ones the larger class, then the lower one.
-    queue = sorted(range(len(sizes)), key=lambda label: (floor(exact[label]) - exact[label], -sizes[label], label))
+    order = sorted(range(len(sizes)), key=lambda label: (floor(exact[label]) - exact[label], -sizes[label], label))
     while counts.sum() < total:
-        for label in queue:
-            counts[label] += counts.sum() < total and counts[label] < room[label]
+        for label in order:
+            counts[label] += counts.sum() < total and counts[label] < most[label]
     return counts
 
 
 def _floor(sizes: Ints, shares: Ratios, min_train: int) -> list[Ints]:  # noqa: ARG001
-    """Every class rounded down on its own and the rest for the test, as FedTAD does."""
+    """The counts of each class, rounded down class by class and the rest for the test, as FedTAD does."""
     train, validation = (np.array([floor(share * int(size)) for size in sizes], np.int64) for share in shares[:2])
     return [train, validation, sizes - train - validation]
 
 
-def _nearest(number: Fraction) -> int:
+def _round_half_up(number: Fraction) -> int:
     return floor(number + Fraction(1, 2))
 
 

@@ -6,7 +6,7 @@ Karrer and Newman, "Stochastic blockmodels and community structure in networks",
 import numpy as np
 from numpy.typing import NDArray
 
-from graft.data.graphs import Graph, Ints, clean, unique
+from graft.data.graphs import Graph, Ints, clean, sorted_unique
 from graft.data.streams import stream
 from graft.errors import InputError
 
@@ -24,7 +24,7 @@ def generate(
     exponent: float = 2.5,
     name: str = "synthetic",
 ) -> Graph:
-    """A random graph with classes of equal size.
+    """A random graph with classes of equal size, drawn from the model.
 
     `degree` is the mean number of neighbours, `homophily` the share of edges inside a class, `signal` the distance
     between two class means in standard deviations of the noise, and `exponent` that of the degrees' power law.
@@ -32,11 +32,12 @@ def generate(
     _check(nodes, degree, classes, homophily, features, signal, exponent)
     edges = round(nodes * degree / 2)
     inside = round(edges * homophily)
-    _check_room(nodes, classes, inside, edges - inside)
+    _check_density(nodes, classes, inside, edges - inside)
     rng = stream("synthetic", seed)
     y = rng.permutation(np.arange(nodes) % classes)
-    blocks = _Blocks(y, np.minimum((1 - rng.random(nodes)) ** (-1 / (exponent - 1)), np.sqrt(nodes)), rng)
-    pairs = np.concatenate([blocks.pairs(inside, same=True), blocks.pairs(edges - inside, same=False)])
+    propensity = np.minimum((1 - rng.random(nodes)) ** (-1 / (exponent - 1)), np.sqrt(nodes))
+    sampler = _PairSampler(y, propensity, rng)
+    pairs = np.concatenate([sampler.sample(inside, same=True), sampler.sample(edges - inside, same=False)])
     ends = np.stack(np.divmod(pairs, nodes))
     del pairs
     return clean(name, _features(y, classes, features, signal, rng), ends, y, classes)
@@ -55,59 +56,60 @@ def _check(
         (0 <= signal < np.inf, "signal", signal, "0 or a positive number"),
         (1 < exponent < np.inf, "exponent", exponent, "above 1"),
     ]
-    for holds, setting, value, wanted in rules:
+    for holds, setting, value, bound in rules:
         if not holds:
-            raise InputError(f"The synthetic graph cannot have {setting}={value}: it must be {wanted}.")
+            raise InputError(f"The synthetic graph cannot have {setting}={value}: it must be {bound}.")
 
 
-def _check_room(nodes: int, classes: int, inside: int, across: int) -> None:
+def _check_density(nodes: int, classes: int, inside: int, across: int) -> None:
     sizes = np.bincount(np.arange(nodes) % classes)
-    room_inside = int((sizes * (sizes - 1)).sum()) // 2
-    room_across = nodes * (nodes - 1) // 2 - room_inside
-    for wanted, room, where in ((inside, room_inside, "inside"), (across, room_across, "between")):
-        if 2 * wanted > room:
+    possible_inside = int((sizes * (sizes - 1)).sum()) // 2
+    possible_across = nodes * (nodes - 1) // 2 - possible_inside
+    for edges, possible, where in ((inside, possible_inside, "inside"), (across, possible_across, "between")):
+        if 2 * edges > possible:
             raise InputError(
-                f"The synthetic graph is too dense: {wanted} edges {where} classes were asked for, and at most half "
-                f"of the {room} possible ones can be drawn; lower the degree or the number of classes."
+                f"The synthetic graph is too dense: {edges} edges {where} classes were asked for, and at most half "
+                f"of the {possible} possible ones can be drawn; lower the degree or the number of classes."
             )
 
 
-class _Blocks:
-    """Draws pairs of nodes in proportion to their propensities, inside a class or between classes."""
+class _PairSampler:
+    """Samples pairs of nodes in proportion to their propensities, inside a class or between classes."""
 
     def __init__(self, y: Ints, propensity: NDArray[np.float64], rng: np.random.Generator) -> None:
         self.rng = rng
         self.order = np.argsort(y, kind="stable")  # nodes of one class side by side
         self.y = y[self.order]
         self.propensity = propensity[self.order]
-        self.upto = np.cumsum(self.propensity)
+        self.cumulative = np.cumsum(self.propensity)
         last = np.cumsum(np.bincount(y)) - 1
-        self.stop = self.upto[last]
-        self.start = np.concatenate([[0.0], self.stop[:-1]])
+        self.class_stop = self.cumulative[last]
+        self.class_start = np.concatenate([[0.0], self.class_stop[:-1]])
 
-    def pairs(self, count: int, same: bool) -> Ints:
+    def sample(self, count: int, same: bool) -> Ints:
         """Exactly `count` different pairs, each as the number low * nodes + high."""
-        found = np.empty(0, np.int64)
-        while len(found) < count:
-            missing = count - len(found)
-            found = unique(np.concatenate([found, self.draw(missing + missing // 50 + 16, same)]))
-        surplus = self.rng.choice(len(found), len(found) - count, replace=False)
-        return np.delete(found, surplus)
+        keys = np.empty(0, np.int64)
+        while len(keys) < count:
+            missing = count - len(keys)
+            keys = sorted_unique(np.concatenate([keys, self.draw(missing + missing // 50 + 16, same)]))
+        surplus = self.rng.choice(len(keys), len(keys) - count, replace=False)
+        return np.delete(keys, surplus)
 
     def draw(self, count: int, same: bool) -> Ints:
         """About `count` pairs, some of them equal."""
-        one = np.repeat(np.arange(len(self.y)), self.rng.poisson(self.propensity * (count / self.upto[-1])))
-        start, stop = self.start[self.y[one]], self.stop[self.y[one]]
+        total = self.cumulative[-1]
+        source = np.repeat(np.arange(len(self.y)), self.rng.poisson(self.propensity * (count / total)))
+        start, stop = self.class_start[self.y[source]], self.class_stop[self.y[source]]
         if same:
-            at = start + self.rng.random(len(one)) * (stop - start)
+            position = start + self.rng.random(len(source)) * (stop - start)
         else:
-            at = self.rng.random(len(one)) * (self.upto[-1] - (stop - start))
-            at += np.where(at >= start, stop - start, 0)
-        other = np.minimum(np.searchsorted(self.upto, at, side="right"), len(self.y) - 1)
+            position = self.rng.random(len(source)) * (total - (stop - start))
+            position += np.where(position >= start, stop - start, 0)
+        target = np.minimum(np.searchsorted(self.cumulative, position, side="right"), len(self.y) - 1)
         # Rounding may land just outside the class that was asked for, and a node may meet itself.
-        keep = (one != other) & ((self.y[one] == self.y[other]) == same)
-        one, other = self.order[one[keep]], self.order[other[keep]]
-        keys: Ints = np.minimum(one, other) * len(self.y) + np.maximum(one, other)
+        keep = (source != target) & ((self.y[source] == self.y[target]) == same)
+        source, target = self.order[source[keep]], self.order[target[keep]]
+        keys: Ints = np.minimum(source, target) * len(self.y) + np.maximum(source, target)
         return keys
 
 

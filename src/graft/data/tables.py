@@ -20,12 +20,12 @@ def read_tables(folder: Path) -> Graph:
     ids: dict[str, int] = {}
     rows, labels, splits = [], [], []
     with np.errstate(over="ignore"):
-        for number, cells in _lines(nodes, ("id", "label")):
-            place = f"{nodes}, line {number}"
-            _add_id(place, cells.pop("id"), ids)
+        for number, cells in _rows(nodes, ("id", "label")):
+            location = f"{nodes}, line {number}"
+            _add_id(location, cells.pop("id"), ids)
             labels.append(cells.pop("label"))
-            splits.append(_split(place, cells.pop("split", None)))
-            rows.append(_features(place, cells))
+            splits.append(_check_split(location, cells.pop("split", None)))
+            rows.append(_features(location, cells))
     if not rows:
         raise InputError(f"{nodes} has a header but no node.")
     y, classes = _labels(nodes, labels)
@@ -33,8 +33,8 @@ def read_tables(folder: Path) -> Graph:
     return clean(folder.resolve().name, np.array(rows), _edges(folder / "edges.csv", ids), y, classes, masks)
 
 
-def _lines(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The lines below the header: their numbers in the file, and their cells by column."""
+def _rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows below the header: their line numbers in the file, and their cells by column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -53,23 +53,23 @@ def _lines(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[st
         raise InputError(f"{path} is not a readable CSV file in UTF-8: {error}.") from error
 
 
-def _add_id(place: str, given: str, ids: dict[str, int]) -> None:
-    if not given:
-        raise InputError(f"{place}: the id is empty.")
-    if given in ids:
-        raise InputError(f"{place}: the id '{given}' was used before; ids must be unique.")
-    ids[given] = len(ids)
+def _add_id(location: str, node_id: str, ids: dict[str, int]) -> None:
+    if not node_id:
+        raise InputError(f"{location}: the id is empty.")
+    if node_id in ids:
+        raise InputError(f"{location}: the id '{node_id}' was used before; ids must be unique.")
+    ids[node_id] = len(ids)
 
 
-def _split(place: str, given: str | None) -> str | None:
-    if given not in (None, "", *MASKS):
-        raise InputError(f"{place}: the split '{given}' is not one of {', '.join(MASKS)} or empty.")
-    return given
+def _check_split(location: str, mask: str | None) -> str | None:
+    if mask not in (None, "", *MASKS):
+        raise InputError(f"{location}: the split '{mask}' is not one of {', '.join(MASKS)} or empty.")
+    return mask
 
 
-def _features(place: str, cells: dict[str, str]) -> NDArray[np.float32]:
+def _features(location: str, cells: dict[str, str]) -> NDArray[np.float32]:
     if not cells:
-        raise InputError(f"{place}: there is no feature; at least one column is needed beside id, label and split.")
+        raise InputError(f"{location}: there is no feature; at least one column is needed beside id, label and split.")
     try:
         row = np.array([float(cell) for cell in cells.values()], np.float32)
         if np.isfinite(row).all():
@@ -77,7 +77,7 @@ def _features(place: str, cells: dict[str, str]) -> NDArray[np.float32]:
     except ValueError:
         pass  # the sentence below names the cell
     column, cell = next((column, cell) for column, cell in cells.items() if not _is_number(cell))
-    raise InputError(f"{place}, column {column}: '{cell}' is not a finite number.")
+    raise InputError(f"{location}, column {column}: '{cell}' is not a finite number.")
 
 
 def _is_number(cell: str) -> bool:
@@ -88,22 +88,22 @@ def _is_number(cell: str) -> bool:
 
 
 def _labels(path: Path, cells: list[str]) -> tuple[Ints, int]:
-    found = {cell for cell in cells if cell}
-    if not found:
+    names = {cell for cell in cells if cell}
+    if not names:
         raise InputError(f"{path} has no label at all: every cell of the column label is empty.")
     try:
         # By value, so that 2 comes before 10 and 01 is the same class as 1.
-        numbers = {cell: int(cell) for cell in found}
-        rank = {number: place for place, number in enumerate(sorted(set(numbers.values())))}
+        numbers = {cell: int(cell) for cell in names}
+        rank = {number: label for label, number in enumerate(sorted(set(numbers.values())))}
         classes = {cell: rank[number] for cell, number in numbers.items()}
     except ValueError:
-        classes = {cell: place for place, cell in enumerate(sorted(found))}
+        classes = {cell: label for label, cell in enumerate(sorted(names))}
     return np.array([classes.get(cell, -1) for cell in cells], np.int64), max(classes.values()) + 1
 
 
 def _edges(path: Path, ids: dict[str, int]) -> Ints:
     ends = []
-    for number, cells in _lines(path, ("source", "target")):
+    for number, cells in _rows(path, ("source", "target")):
         for end in (cells["source"], cells["target"]):
             if end not in ids:
                 raise InputError(f"{path}, line {number}: there is no node '{end}' in nodes.csv.")
