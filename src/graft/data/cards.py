@@ -2,20 +2,36 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from scipy.sparse.csgraph import connected_components
 
-from graft.data.graphs import Graph, Ints, adjacency
+from graft.data.graphs import MASKS, Graph, Ints, adjacency
+from graft.files import write_text
 
 
-def fingerprint(membership: Ints) -> str:
-    """The SHA-256 of a membership, the same on every machine."""
+def content_hash(membership: Ints) -> str:
+    """The SHA-256 of a membership, the same on every machine and for every integer dtype."""
     return hashlib.sha256(np.ascontiguousarray(membership, "<i8").tobytes()).hexdigest()
+
+
+def data_hash(graphs: Iterable[Graph], membership: Ints) -> str:
+    """The SHA-256 of all that graphs hold, and of who holds which node: features, edges, labels and masks."""
+    digest = hashlib.sha256(np.ascontiguousarray(membership, "<i8"))
+    for graph in graphs:
+        features = (graph.x.indptr, graph.x.indices, graph.x.data) if issparse(graph.x) else (graph.x,)
+        masks = [graph.masks.get(name, np.zeros(0, bool)) for name in MASKS]
+        digest.update(f"{graph.name} {graph.x.shape} {graph.classes}".encode())
+        for values in (*features, graph.edges, graph.y, *masks):
+            kind = np.dtype(f"<{values.dtype.kind}{8 if values.dtype.kind in 'iu' else values.dtype.itemsize}")
+            digest.update(f"{kind} {values.shape}".encode())
+            digest.update(np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
 
 
 def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +44,7 @@ def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Map
         "clients": int(membership.max()) + 1,
         "seed": int(seed),
         "options": dict(options),
-        "hash": fingerprint(membership),
+        "hash": content_hash(membership),
         "nodes": graph.nodes,
         "edges": {
             "total": total,
@@ -79,4 +95,4 @@ def _shares(parts: Ints, wholes: Ints) -> list[float | None]:
 
 def save(card: Mapping[str, Any], membership: Ints, path: str | Path) -> None:
     """Write a card with its membership as JSON, which `partition(by=path)` reads back."""
-    Path(path).write_text(json.dumps({**card, "membership": membership.tolist()}) + "\n", encoding="utf-8")
+    write_text(Path(path), json.dumps({**card, "membership": membership.tolist()}) + "\n")

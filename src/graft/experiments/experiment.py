@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import tomli_w
 import torch
 
 from graft.data.perturbations import Perturbation
@@ -18,6 +18,7 @@ from graft.errors import InputError
 from graft.federation.method import Method
 from graft.federation.plug import Plug, plugged, takes_plugs
 from graft.fields import check_field
+from graft.files import read_text
 from graft.methods import METHODS, PLUGS
 from graft.training.loop import Training
 
@@ -91,7 +92,7 @@ class Experiment:
             raise InputError(f"participation is {self.participation}; it must be above 0 and at most 1.")
         if not self.learning_rate > 0 or not self.weight_decay >= 0:
             raise InputError("learning_rate must be above 0 and weight_decay at least 0.")
-        self.perturbation.chosen(self.clients)
+        self.perturbation.client_ids(self.clients)
         parse_memory(self.memory)
 
     @property
@@ -165,19 +166,23 @@ def name_of(method: Method) -> str:
 def read_experiment(path: Path) -> dict[str, Any]:
     """The values in an experiment file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise InputError(f"There is no experiment file {path}.") from None
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise InputError(f"{path} is not a readable TOML file: its values are nested too deeply.") from None
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable TOML file: {error}.") from error
 
 
-def write_experiment(experiment: Experiment, path: Path) -> None:
-    """Everything resolved, enough to repeat the run."""
-    names = [one.name for one in fields(Experiment) if one.name != "settings"]
-    lines = [f"{name} = {json.dumps(getattr(experiment, name))}" for name in names]
-    lines += ["", "[settings]", *(f"{name} = {json.dumps(value)}" for name, value in experiment.settings.items())]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def format_experiment(experiment: Experiment) -> str:
+    """The text of experiment.toml: everything resolved, enough to repeat the run."""
+    values = asdict(experiment)
+    settings = {name: value for name, value in values.pop("settings").items() if value is not None}
+    try:
+        return tomli_w.dumps({**values, "settings": settings})
+    except TypeError as error:
+        raise InputError(f"A setting of '{experiment.method}' cannot be put on record: {error}.") from error
 
 
 def parse_value(text: str) -> Any:

@@ -29,10 +29,10 @@ from graft.data.perturbations import FIELDS as PERTURBATION
 from graft.engines.threads import cores
 from graft.errors import GraftError, InputError
 from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
-from graft.experiments.records import write_text
 from graft.experiments.run import Given, Result, build_federation, run_experiment
 from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Study
+from graft.files import write_text
 from graft.methods import METHODS
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle

@@ -31,12 +31,12 @@ from graft.experiments.experiment import (
     GIVEN,
     Experiment,
     add_plug,
+    format_experiment,
     make_experiment,
     make_method,
     name_of,
     read_experiment,
     split_options,
-    write_experiment,
 )
 from graft.experiments.records import Checkpoint, RunDirectory
 from graft.federation.evaluation import KINDS, Best, Losses, accuracy, gather_losses
@@ -45,6 +45,7 @@ from graft.federation.method import Method
 from graft.federation.peers import LinkRecord, PeerMethod, play_round
 from graft.federation.setup import Setup
 from graft.federation.topologies import Topology
+from graft.files import write_text
 from graft.methods import METHODS
 from graft.models import Model, assign_models
 from graft.tensors.randomness import seed_for
@@ -246,7 +247,7 @@ def _play(
         )
     if directory is not None and checkpoint is None:
         directory.create(overwrite)
-        write_experiment(experiment, directory.experiment)
+        write_text(directory.experiment, format_experiment(experiment))
         cards.save(shared.card, shared.membership, directory.path / "partition.json")
     on_cpu = setup.device.type == "cpu"
     count = choose_threads(experiment.threads, before if on_cpu else None)

@@ -17,11 +17,11 @@ from graft.data.federation import Federation
 from graft.data.graphs import Graph, adjacency
 from graft.engines.in_process import InProcess
 from graft.experiments.experiment import Experiment, make_experiment, make_method
-from graft.experiments.records import write_text
 from graft.experiments.reports.figures import Heat, heat_maps
 from graft.experiments.reports.report import STYLE, html_table
 from graft.experiments.run import Given, build_federation, build_setup, run_experiment
 from graft.experiments.studies.study import Portrait
+from graft.files import write_text
 from graft.tensors.trees import broadcast_tree
 
 Table = tuple[Sequence[str], list[Sequence[Any]]]

@@ -13,11 +13,11 @@ from typing import Any
 
 from graft import __version__
 from graft.experiments.experiment import make_method
-from graft.experiments.records import write_text
 from graft.experiments.reports.figures import bars, curves, lines
 from graft.experiments.reports.report import STYLE, html_table
 from graft.experiments.reproduce import DATA_FIELDS, NOT_COMPARED, Plan
 from graft.experiments.studies.study import Measure, Number
+from graft.files import write_text
 
 AVERAGE = "average"
 DIFFERENCE = "mean difference"

@@ -1,0 +1,181 @@
+"""Checkpoints: all that a run needs to go on, in a folder whose one JSON file accounts for every other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch import Tensor
+
+from graft.errors import InputError, RunError
+from graft.experiments.state_checks import check_finite
+from graft.experiments.tensor_files import StoredFile, read_tensors, write_tensors
+from graft.files import explained, parse_json, printable, read_text, seal, sync_folder, unseal, write_bytes
+from graft.tensors.trees import Tree, flatten, unflatten
+
+FORMAT = "graft-checkpoint-2"
+FILE_BYTES = 256 * 10**6  # about how large a file of a checkpoint may get
+
+Count = Annotated[int, Ge(0)]
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run began with and must be the same when it goes on, or the result would be another."""
+
+    experiment: str  # the text of experiment.toml: all settings, resolved, the method's own fields among them
+    models: str  # checksum of the architectures
+    data: str  # checksum of the data of all clients
+    device: str
+    threads: Annotated[int, Ge(1)]
+    memory: Count  # bytes that clients are planned to fit into, which decides what is computed together
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class BestRound:
+    """The round with the best validation accuracy so far."""
+
+    round: Count = 0
+    validation: float | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run has come, beside the state of the server and the clients."""
+
+    finished: bool = False  # all rounds are played, or patience is at its end
+    traffic: dict[str, Count] = field(default_factory=dict)
+    best: dict[str, BestRound] = field(default_factory=dict)  # of own, global and trained models
+    stale: Count = 0  # evaluations since the best one
+    spent: Annotated[float, Ge(0)] = 0.0  # seconds in rounds
+    rounds_checksum: str = ""  # of the lines of rounds.jsonl up to this round
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on: state is data, and random draws need no state."""
+
+    round: int  # 0 before the first
+    server: Tree
+    clients: dict[int, Tree]
+    origin: Origin
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What checkpoint.json holds."""
+
+    format: str
+    round: Count
+    clients: Annotated[int, Ge(0), Le(10**6)]
+    origin: Origin
+    standing: Standing
+    order: list[str]  # the paths of all leaves: safetensors sorts, and order is part of a tree
+    numbers: dict[str, bool | int | float]  # leaves that are no tensors
+    files: list[StoredFile]
+
+    __pydantic_config__ = STRICT
+
+
+CONTENTS = TypeAdapter(Contents)
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint; it takes the place of the last one in the moment when its JSON file does."""
+    everyone = {"server": checkpoint.server, **{f"client{k}": tree for k, tree in checkpoint.clients.items()}}
+    try:
+        for who, state in everyone.items():
+            check_finite(state, _name(who))
+    except ValueError as error:
+        raise RunError(f"Round {checkpoint.round} is not kept as a checkpoint: {error}.") from None
+    with explained(f"The checkpoint of round {checkpoint.round} cannot be written to {folder}", RunError):
+        folder.mkdir(exist_ok=True)
+        files = [write_tensors(tensors, folder) for tensors in in_files(everyone)]
+        contents = Contents(
+            FORMAT,
+            checkpoint.round,
+            len(checkpoint.clients),
+            checkpoint.origin,
+            checkpoint.standing,
+            [path for path, _ in flatten(everyone)],
+            {path: leaf for path, leaf in flatten(everyone) if not isinstance(leaf, Tensor)},
+            files,
+        )
+        text = json.dumps(seal(asdict(contents)), allow_nan=False)
+        write_bytes(folder / "checkpoint.json", f"{text}\n".encode())
+        sync_folder(folder.parent)
+        current = {"checkpoint.json", *(stored.name for stored in files)}
+        for path in folder.iterdir():
+            if path.name not in current:
+                path.unlink()
+
+
+def _name(who: str) -> str:
+    return f"client {who.removeprefix('client')}" if who.startswith("client") else "the server"
+
+
+def in_files(tree: Any) -> Iterator[dict[str, Tensor]]:
+    """Yields copies of all tensors, so many at a time that state on disk is never in memory as a whole."""
+    waiting: dict[str, Tensor] = {}
+    size = 0
+    for path, leaf in flatten(tree):
+        if isinstance(leaf, Tensor):
+            waiting[path] = leaf.detach().cpu().contiguous().clone()
+            size += leaf.nbytes
+        if size >= FILE_BYTES:
+            yield waiting
+            waiting, size = {}, 0
+    yield waiting
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Returns the checkpoint in a folder, of which every byte is what was written."""
+    with explained(f"The checkpoint in {folder} cannot be read", InputError):
+        try:
+            contents = read_contents(folder / "checkpoint.json")
+            leaves: dict[str, Any] = dict(contents.numbers)
+            for stored in contents.files:
+                leaves |= read_tensors(folder, stored)
+            if sorted(leaves) != sorted(contents.order):
+                raise ValueError("its tensors are not those that it lists")
+            state = unflatten({path: leaves[path] for path in contents.order})
+            clients = {client: Tree(state.get(f"client{client}", {})) for client in range(contents.clients)}
+            server = Tree(state.get("server", {}))
+            return Checkpoint(contents.round, server, clients, contents.origin, contents.standing)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InputError(f"The checkpoint in {folder} is damaged or not Graft's: {printable(error)}.") from error
+
+
+def read_contents(path: Path) -> Contents:
+    """Returns what a checkpoint.json holds, checked against its checksum and its schema."""
+    sealed = parse_json(read_text(path))
+    written = sealed.get("format") if isinstance(sealed, dict) else None
+    if isinstance(written, str) and written.startswith("graft-checkpoint-") and written != FORMAT:
+        raise InputError(
+            f"The checkpoint in {path.parent} has the format {printable(written)[:40]} of another version of Graft; "
+            f"this one reads {FORMAT}, so go on with that version."
+        )
+    values = unseal(sealed)
+    try:
+        contents = CONTENTS.validate_json(json.dumps(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if contents.format != FORMAT:
+        raise ValueError(f"its format is {contents.format!r}, not {FORMAT!r}")
+    if any(best.round > contents.round for best in contents.standing.best.values()):
+        raise ValueError("its best round is yet to come")
+    return contents

@@ -1,0 +1,116 @@
+"""The run directory: experiment.toml, rounds.jsonl, result.json, partition.json, checkpoint/ and report.html."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from graft.errors import InputError, RunError
+from graft.experiments.checkpoints import Checkpoint, load_checkpoint, read_contents, save_checkpoint
+from graft.experiments.record_files import RoundLog, read_result, write_result
+from graft.files import PART, Lock, explained, write_text
+
+RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json")
+FOLDERS = ("checkpoint", "checkpoint.old", "checkpoint.new")  # the latter two were left by earlier versions
+
+
+class RunDirectory:
+    """Where a run keeps its record; every file is replaced whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.experiment = path / "experiment.toml"
+        self.partition = path / "partition.json"
+        self.result = path / "result.json"
+        self.report = path / "report.html"
+        self.checkpoint = path / "checkpoint"
+        self.log = RoundLog(path / "rounds.jsonl")
+
+    def lock(self) -> Lock:
+        """Takes the directory for one process, to write into a run that is there."""
+        return Lock(self.path)
+
+    def claim(self, overwrite: bool) -> Lock:
+        """Takes the directory for a new run: one that holds something is refused, or may be overwritten if a run."""
+        self._check_free(overwrite)
+        with explained(f"{self.path} cannot be written to", InputError):
+            self.path.mkdir(parents=True, exist_ok=True)
+        lock = Lock(self.path)
+        try:
+            self._check_free(overwrite)  # again: another run may have come first
+        except InputError:
+            lock.release()
+            raise
+        return lock
+
+    def _check_free(self, overwrite: bool) -> None:
+        with explained(f"{self.path} cannot be written to", InputError):
+            if self.path.exists() and not self.path.is_dir():
+                raise InputError(f"{self.path} is a file; a run needs a directory.")
+            held = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+        if any(name != ".lock" and not name.endswith(PART) for name in held):
+            if not overwrite:
+                raise InputError(f"{self.path} exists already; choose another --out, or --overwrite it.")
+            if not {self.experiment.name, ".lock"} & set(held):
+                raise InputError(f"{self.path} is not a run directory, so it is not overwritten.")
+
+    def begin(self, experiment: str) -> None:
+        """Puts the experiment of a new run on record, and removes all of an earlier one."""
+        with explained(f"{self.path} cannot be written to", InputError):
+            # In this order nothing of the earlier run can be taken for a part of the new one, whenever it is killed.
+            (self.checkpoint / "checkpoint.json").unlink(missing_ok=True)
+            for name in (self.experiment.name, *RECORDS):
+                (self.path / name).unlink(missing_ok=True)
+            for folder in (self.path / name for name in FOLDERS):
+                if folder.exists():
+                    shutil.rmtree(folder)
+            write_text(self.experiment, experiment)
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        self.log.append(record)
+
+    def read_rounds(self) -> list[dict[str, Any]]:
+        """Returns the rounds on record; a last line that was cut off by a crash is none."""
+        return self.log.read()
+
+    def restore_rounds(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+        """Returns the rounds that a checkpoint covers, and drops those that came after it."""
+        return self.log.restore(checkpoint.round, checkpoint.standing.rounds_checksum)
+
+    def write_result(self, summary: Mapping[str, Any]) -> None:
+        """Writes result.json; it belongs to the rounds on record."""
+        self.log.sync()
+        write_result(self.result, summary, self.log.checksum)
+
+    def read_record(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Returns the result and the rounds of a finished run."""
+        if not self.result.exists():
+            raise InputError(f"{self.path} holds no result.json: it is not a finished run.")
+        rounds = self.log.read()
+        return read_result(self.result, rounds, self.log.checksum), rounds
+
+    def read_result(self) -> dict[str, Any]:
+        return self.read_record()[0]
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint in the place of the last one, when the rounds that it covers are on the disk."""
+        self.log.sync()
+        save_checkpoint(self.checkpoint, checkpoint)
+
+    def load(self) -> Checkpoint | None:
+        """Returns the last checkpoint; None for a run that was stopped before it wrote its first."""
+        if (self.checkpoint / "checkpoint.json").exists():
+            return load_checkpoint(self.checkpoint)
+        if self.log.path.exists() or self.result.exists():
+            raise InputError(f"{self.path} holds no checkpoint to resume from.")
+        return None
+
+    def last_good(self) -> str:
+        """Returns which checkpoint there is, in words that end a sentence; empty where there is none."""
+        try:
+            round = read_contents(self.checkpoint / "checkpoint.json").round
+        except (OSError, ValueError, InputError, RunError):
+            return ""
+        return f" (the checkpoint of round {round} in {self.path} is good)"

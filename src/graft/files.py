@@ -1,0 +1,153 @@
+"""Files that are replaced whole and read within bounds, checksums of what they hold, and text that is safe to show."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from graft.errors import InputError, RunError
+
+LARGEST_TEXT = 2**30  # bytes of a text file that is read at all
+PART = ".part"  # ends the name of a file that is being written
+
+
+@contextmanager
+def explained(what: str, error_type: type[InputError] | type[RunError]) -> Iterator[None]:
+    """Turns a full disk, a missing permission, a deleted folder or too little memory into one sentence."""
+    try:
+        yield
+    except MemoryError as error:
+        raise error_type(f"{what}: there is not enough memory.") from error
+    except UnicodeEncodeError as error:
+        text = printable(error.object[error.start : error.end])
+        raise error_type(f"{what}: {text!r} cannot be written as UTF-8.") from error
+    except OSError as error:
+        raise error_type(f"{what}: {error.strerror or error}.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file in one go: after a crash it is the old one or the new one."""
+    with explained(f"{path} cannot be written", RunError):
+        write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replaces a file in one go, and returns when it is on the disk; an error is the system's own."""
+    part = path.with_name(path.name + PART)
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Returns when what was appended to a file is on the disk."""
+    _sync(path, os.O_RDWR)
+
+
+def sync_folder(path: Path) -> None:
+    """Returns when the names in a folder are on the disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a plain file; a pipe or an absurdly large file is an `OSError`, as is a missing one."""
+    size = path.stat().st_size
+    if not path.is_file():
+        raise OSError(f"{path} is not a plain file")
+    if size > LARGEST_TEXT:
+        raise OSError(f"{path} has {size} bytes, more than the {LARGEST_TEXT} that are read")
+    return path.read_text(encoding="utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of a JSON text; all that can be wrong with it is a `ValueError`."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+
+
+def checksum(*parts: bytes | str) -> str:
+    """Returns a short checksum of some texts, each of which counts with its length."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """Returns the one text of a JSON value, whatever the order of its keys was."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def seal(content: Mapping[str, Any], *bound_to: str) -> dict[str, Any]:
+    """Returns the content with a checksum of itself and of what it belongs to."""
+    return {**content, "checksum": checksum(canonical(content), *bound_to)}
+
+
+def unseal(sealed: Any, *bound_to: str) -> dict[str, Any]:
+    """Returns content without its checksum; a `ValueError` where it is not what was sealed."""
+    if not isinstance(sealed, dict):
+        raise ValueError(f"it holds a {type(sealed).__name__} instead of named values")
+    if "checksum" not in sealed:
+        raise ValueError("it has no checksum")
+    content = {name: value for name, value in sealed.items() if name != "checksum"}
+    if sealed["checksum"] != checksum(canonical(content), *bound_to):
+        raise ValueError("its checksum does not match what it holds")
+    return content
+
+
+class Lock:
+    """A lock on a folder that the system gives up with the process that holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Takes the lock, or refuses where another process has it."""
+        path = folder / ".lock"
+        with explained(f"{folder} cannot be written to", InputError):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._descriptor)
+                raise InputError(f"Another run or resume is writing into {folder}; wait for its end.") from None
+            except OSError:
+                os.close(self._descriptor)
+                raise
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def printable(text: object) -> str:
+    """Returns text from outside as it can be shown: control characters, as of terminals, are spelled out."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
+        for character in str(text)
+    )
