@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DFedAvgM(PeerMethod):
-    """Peers take steps of SGD with momentum, which begins at rest in every round, and mix with their neighbours.
+    """Peers train by SGD with momentum, which is reset in every round, and mix with their neighbours.
 
-    Quantised, they send how far they went instead, and each adds the mix of these moves to its own model. Where all
-    were at one point, that is the mix of the models; where they were not, their differences stay.
+    Quantised, they send updates instead, and each adds the mix of these to its own model. Where all started from one
+    model, that is the mix of the models; where they did not, their differences stay.
     """
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9  # theta: momentum of SGD
@@ -42,33 +42,33 @@ class DFedAvgM(PeerMethod):
 
     @step
     def share_move(self, fleet: Fleet) -> Tree:
-        """Send how far training went, in steps of a size that is sent too."""
-        move = difference(fleet.state.trained, fleet.state.model)
-        furthest = torch.stack([leaf.reshape(len(leaf), -1).abs().amax(1) for _, leaf in flatten(move)]).amax(0)
-        size = furthest / self.most
-        return Tree(steps=map_tree(lambda leaf: self.in_steps(fleet, leaf, size), move), size=size)
+        """Send the update of training as whole quantisation steps, and the size of a step."""
+        update = difference(fleet.state.trained, fleet.state.model)
+        largest = torch.stack([leaf.reshape(len(leaf), -1).abs().amax(1) for _, leaf in flatten(update)]).amax(0)
+        size = largest / self.most
+        return Tree(steps=map_tree(lambda leaf: self.in_steps(fleet, leaf, size), update), size=size)
 
     @step
     def mix_moves(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Add the mix of all moves that were heard."""
-        size = inbox.sent.size[:1]  # all peers of a fleet find the same; one copy is enough
-        moves = map_tree(lambda steps: steps[:1] * unsqueeze_to(size, steps), inbox.sent.steps)
-        fleet.state.model = add_update(fleet.state.model, mix_models(moves, inbox.links))
+        """Add the mix of all updates that were received."""
+        size = inbox.sent.size[:1]  # the inbox is the same for all peers of a fleet; one copy is enough
+        updates = map_tree(lambda steps: steps[:1] * unsqueeze_to(size, steps), inbox.sent.steps)
+        fleet.state.model = add_update(fleet.state.model, mix_models(updates, inbox.links))
         return {}
 
     def training(self, fleet: Fleet) -> Training:
         return replace(fleet.training, optimizer="momentum", momentum=self.momentum, optimizer_state="reset")
 
     def in_steps(self, fleet: Fleet, leaf: Tensor, size: Tensor) -> Tensor:
-        """The whole number of steps nearest to every number, or one of the two around it, by chance."""
-        tiny = torch.finfo(leaf.dtype).tiny  # for a peer that did not move: its steps have size 0
+        """Values in whole steps, rounded to the nearest, or stochastically to one of the two around."""
+        tiny = torch.finfo(leaf.dtype).tiny  # for a peer whose model did not change: its steps have size 0
         exact = leaf / unsqueeze_to(size, leaf).clamp(min=tiny)
-        lift: Tensor | float = 0.5
+        offset: Tensor | float = 0.5
         if self.rounding == "stochastic":
-            lift = fleet.random.uniform(leaf[0].numel()).view(leaf.shape)
-        return (exact + lift).floor().clamp(-self.most, self.most).to(torch.int8 if self.bits == 8 else torch.int16)
+            offset = fleet.random.uniform(leaf[0].numel()).view(leaf.shape)
+        return (exact + offset).floor().clamp(-self.most, self.most).to(torch.int8 if self.bits == 8 else torch.int16)
 
     @property
     def most(self) -> int:
-        """The greatest number of steps that the bits can say."""
+        """The largest number of steps that the bits can represent."""
         return (1 << (self.bits - 1)) - 1

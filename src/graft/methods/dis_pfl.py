@@ -29,11 +29,11 @@ LEAST = torch.iinfo(torch.int64).min
 
 @dataclass(frozen=True)
 class DisPFL(PeerMethod):
-    """Every peer trains a part of the model of its own choice, as large as everybody's, and takes the mean of each
+    """Every peer trains a sparse model with a mask of its own, of one density for all, and takes the mean of each
     weight over those neighbours that have it.
 
-    A mask says which weights a peer has; biases and other vectors all peers have. After every round a peer gives up its
-    smallest weights for as many others, fewer and fewer of them over the rounds.
+    A mask selects the weights that a peer has; biases and other vectors are never masked. After every round a peer
+    prunes its smallest weights and grows as many others, fewer and fewer of them over the rounds.
     """
 
     density: Annotated[float, Gt(0), Le(1)] = 0.5  # rho: share of all weights a peer has; 1 is D-PSGD, mode "dispfl"
@@ -70,10 +70,10 @@ class DisPFL(PeerMethod):
 
     @step
     def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:
-        """Give up the smallest weights for as many that the peer did not have; these begin at 0."""
+        """Prune the smallest weights and grow as many that the peer did not have; these start at 0."""
         state, counts = fleet.state, self.counts(fleet)
         weights = dict(flatten(state.trained))
-        wanted = self.dense_gradient(fleet) if self.regrow == "gradient" else {}
+        gradients = self.dense_gradient(fleet) if self.regrow == "gradient" else {}
         masks = {}
         for path, mask in flatten(state.mask):
             count, size = counts[path], mask[0].numel()
@@ -84,13 +84,13 @@ class DisPFL(PeerMethod):
             exchanged = (settings.share * count).ceil().clamp(max=most).unsqueeze(1)
             has = mask.flatten(1)
             small = -ordered(weights[path], fleet.random)
-            new = ordered(wanted[path], fleet.random) if wanted else fleet.random.bits(size)
+            new = ordered(gradients[path], fleet.random) if gradients else fleet.random.bits(size)
             dropped = top(small.masked_fill(~has, LEAST), most, exchanged)
             grown = top(new.masked_fill(has, LEAST), most, exchanged)
             masks[path] = ((has & ~dropped) | grown).view_as(mask)
         state.mask = unflatten(masks)
         state.trained = masked(state.trained, state.mask)
-        # What a weight had gathered in the optimiser must not move it when it is gone, nor when it comes back.
+        # The moments of the optimiser must not move a pruned weight, nor one that is grown again.
         for name, moment in state.get("optimizer", {}).get("model", {}).items():
             if isinstance(moment, dict):
                 state.optimizer.model[name] = masked(moment, state.mask)
@@ -98,7 +98,7 @@ class DisPFL(PeerMethod):
 
     @step
     def send(self, fleet: Fleet) -> Tree:
-        """Send the weights that the peer has, one after another, and its mask in bits."""
+        """Send the weights that the peer has, packed, and its mask in bits."""
         masks, counts = dict(flatten(fleet.state.mask)), self.counts(fleet)
         parts: dict[str, dict[str, Tensor]] = {"dense": {}, "active": {}, "bits": {}}
         for path, leaf in flatten(fleet.state.trained):
@@ -108,26 +108,25 @@ class DisPFL(PeerMethod):
                 parts["bits"][path] = as_bits(mask)
             else:
                 parts["dense"][path] = leaf
-        return Tree({name: unflatten(found) for name, found in parts.items() if found})
+        return Tree({name: unflatten(leaves) for name, leaves in parts.items() if leaves})
 
     @step
     def combine(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the mean of every weight over those that were heard and have it, and keep what the mask allows."""
+        """Take the mean of every weight over the senders that have it, and apply the own mask."""
         sent, links, masks = inbox.sent, inbox.links, dict(flatten(fleet.state.mask))
-        found = dict(flatten(mix_models(sent.get("dense", Tree()), links)))
+        mean = dict(flatten(mix_models(sent.get("dense", Tree()), links)))
         bits = dict(flatten(sent.get("bits", {})))
         for path, values in flatten(sent.get("active", {})):
             mask = masks[path]
-            theirs = from_bits(bits[path][0], mask[0].numel())
-            total = links @ unpacked(values[0], theirs)
-            owners = links @ theirs.float()
-            mean = torch.where(owners > 0, total / owners, 0)
-            found[path] = mean.view_as(mask) * mask
-        fleet.state.model = unflatten({path: found[path] for path, _ in flatten(fleet.state.model)})
+            sent_masks = from_bits(bits[path][0], mask[0].numel())
+            total = links @ unpacked(values[0], sent_masks)
+            owners = links @ sent_masks.float()
+            mean[path] = torch.where(owners > 0, total / owners, 0).view_as(mask) * mask
+        fleet.state.model = unflatten({path: mean[path] for path, _ in flatten(fleet.state.model)})
         return {}
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
-        # Through the mask no gradient reaches what a peer does not have, so it stays exactly 0.
+        # Through the mask no gradient reaches a masked weight, so it stays exactly 0.
         return super().loss(fleet, masked(weights, fleet.state.mask))
 
     def training(self, fleet: Fleet) -> Training:
@@ -137,29 +136,29 @@ class DisPFL(PeerMethod):
         return replace(fleet.training, epochs=5, optimizer="sgd", learning_rate=rate, weight_decay=5e-4, clip=10.0)
 
     def counts(self, fleet: Fleet) -> dict[str, int]:
-        """How many weights of every matrix a peer has."""
-        found = trainable(fleet.state.model, fleet.model.frozen)
-        shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(found)}
+        """The number of weights of every matrix that a peer has."""
+        weights = trainable(fleet.state.model, fleet.model.frozen)
+        shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(weights)}
         densities = erk(shapes, self.density, self.erk_power)
-        # A density of 1 may have been worked out as a little less.
+        # A density of 1 may come out of the division as a little less.
         return {path: int(density * math.prod(shapes[path]) + 1e-6) for path, density in densities.items()}
 
     def drop_share(self, round: int, rounds: int) -> float:
-        """The share of its weights that a peer gives up after a round, the first of them being 0."""
+        """The share of its weights that a peer prunes after a round, counted from 0."""
         return self.drop / 2 * (1 + math.cos(math.pi * round / rounds))
 
     def dense_gradient(self, fleet: Fleet) -> dict[str, Tensor]:
-        """The gradient of all weights, those included that a peer does not have."""
+        """The gradient of all weights, masked ones included."""
         weights = map_tree(lambda leaf: leaf.detach().clone(), fleet.state.trained)
         paths = dict(flatten(fleet.state.mask))
         matrices = {path: leaf.requires_grad_() for path, leaf in flatten(weights) if path in paths}
         loss = super().loss(fleet, weights)
-        found = torch.autograd.grad(loss.sum(), list(matrices.values()), materialize_grads=True)
-        return dict(zip(matrices, found, strict=True))
+        gradients = torch.autograd.grad(loss.sum(), list(matrices.values()), materialize_grads=True)
+        return dict(zip(matrices, gradients, strict=True))
 
 
 def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dict[str, float]:
-    """The density of every matrix, so that with all else dense a share of all weights is there (Erdos-Renyi-Kernel;
+    """The density of every matrix, such that with all else dense the model has a given density (Erdos-Renyi-Kernel;
     Evci, Gale, Menick, Castro and Elsen, ICML 2020): in proportion to (sum / product of its sides)^power, at most 1."""
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     matrices = {path: (sum(shape) / sizes[path]) ** power for path, shape in shapes.items() if len(shape) > 1}
@@ -168,49 +167,49 @@ def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dic
         raise InputError(
             f"density is {density}, but biases and other vectors, which are never cut, are more than that."
         )
-    found: dict[str, float] = {}
-    while len(found) < len(matrices):
-        rest = {path: raw for path, raw in matrices.items() if path not in found}
-        left = budget - sum(sizes[path] for path in found)
+    densities: dict[str, float] = {}
+    while len(densities) < len(matrices):
+        rest = {path: raw for path, raw in matrices.items() if path not in densities}
+        left = budget - sum(sizes[path] for path in densities)
         scale = left / sum(raw * sizes[path] for path, raw in rest.items())
         full = {path: 1.0 for path, raw in rest.items() if scale * raw >= 1}
-        found |= full or {path: scale * raw for path, raw in rest.items()}
-    return {path: found[path] for path in matrices}
+        densities |= full or {path: scale * raw for path, raw in rest.items()}
+    return {path: densities[path] for path in matrices}
 
 
 def masked(weights: Weights, mask: Weights) -> Tree:
-    """Weights, or anything of their shape, with 0 for what a peer does not have."""
+    """Weights, or anything of their shape, with 0 where the mask is false."""
     masks = dict(flatten(mask))
     return unflatten({path: leaf * masks[path] if path in masks else leaf for path, leaf in flatten(weights)})
 
 
 def ordered(values: Tensor, random: Stream) -> Tensor:
-    """Whole numbers [peers, values] in the order of the values' sizes; equal values are in any order.
+    """Integer sort keys [peers, values] for the absolute values; ties are broken at random.
 
-    Weights of features that a peer never sees stay at 0, so many are equal.
+    Weights of features that a peer never sees stay at 0, so there are many ties.
     """
-    sizes = values.abs().flatten(1).view(torch.int32).long()  # of floats that are not negative, bits grow with them
+    sizes = values.abs().flatten(1).view(torch.int32).long()  # the bits of non-negative floats are in their order
     return (sizes << 31) | ((random.bits(sizes.shape[1]) >> 33) & (2**31 - 1))
 
 
 def top(keys: Tensor, most: int, count: Tensor | None = None) -> Tensor:
-    """Which entries of each row are the greatest: so many of them, or of these the first `count`."""
-    places = keys.topk(most, 1).indices
-    wanted = torch.arange(most, device=keys.device).expand_as(places)
-    chosen = torch.ones_like(wanted, dtype=torch.bool) if count is None else wanted < count
-    return torch.zeros_like(keys, dtype=torch.bool).scatter(1, places, chosen)
+    """A mask of the `most` largest entries of each row, or of the `count` largest among these."""
+    indices = keys.topk(most, 1).indices
+    rank = torch.arange(most, device=keys.device).expand_as(indices)
+    selected = torch.ones_like(rank, dtype=torch.bool) if count is None else rank < count
+    return torch.zeros_like(keys, dtype=torch.bool).scatter(1, indices, selected)
 
 
 def packed(values: Tensor, mask: Tensor, count: int) -> Tensor:
-    """The values [peers, count] that the mask [peers, values] lets through."""
-    places = torch.where(mask, mask.cumsum(1) - 1, count)
-    return values.new_zeros(len(values), count + 1).scatter(1, places, values)[:, :count]
+    """The values [peers, count] that the mask [peers, values] selects."""
+    target = torch.where(mask, mask.cumsum(1) - 1, count)
+    return values.new_zeros(len(values), count + 1).scatter(1, target, values)[:, :count]
 
 
 def unpacked(values: Tensor, mask: Tensor) -> Tensor:
-    """The values back in their places, 0 elsewhere."""
-    places = torch.where(mask, mask.cumsum(1) - 1, values.shape[1])
-    return functional.pad(values, (0, 1)).gather(1, places)
+    """The packed values where the mask is true, 0 elsewhere."""
+    source = torch.where(mask, mask.cumsum(1) - 1, values.shape[1])
+    return functional.pad(values, (0, 1)).gather(1, source)
 
 
 def as_bits(mask: Tensor) -> Tensor:

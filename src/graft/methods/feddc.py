@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedDC(FedAvg):
-    """FedAvg in which every client keeps how far it has drifted, and the server adds the mean drift to the mean model.
+    """FedAvg in which every client accumulates its drift, and the server adds the mean drift to the mean model.
 
-    A drift holds the round's own update when it is added, so the first average moves twice as far as FedAvg's, even
+    A drift includes the update of the round when it is added, so the first average moves twice as far as FedAvg's, even
     with alpha = 0: so the paper and its authors' code have it.
     """
 
@@ -90,7 +90,7 @@ class FedDC(FedAvg):
             state.control = map_tree(torch.add, state.control, reply.change)
         if self.drift:
             state.drift = map_tree(torch.add, state.drift, difference(model, start, frozen))
-            # To be watched: with a tiny alpha, clients that are seldom asked drift without bound.
+            # To be watched: with a tiny alpha, clients that seldom participate drift without bound.
             reply.drift_norm = inner_product(state.drift, state.drift).sqrt()
         state.model = model
         return reply
@@ -103,13 +103,13 @@ class FedDC(FedAvg):
         return loss if correction is None else loss + inner_product(weights, correction)
 
     def correction_of(self, fleet: Fleet, received: Weights) -> Tree | None:
-        """What is added to every gradient, if anything."""
+        """The correction of every gradient, if there is any."""
         if self.correction == "off" or (self.correction == "auto" and fleet.training.optimizer == "adam"):
             return None
         return map_tree(torch.sub, received["control"], fleet.state.control)  # type: ignore[no-any-return]
 
     @property
     def kept(self) -> list[str]:
-        """What clients keep, and the server the mean of, beside the model."""
-        uses = {"drift": self.drift, "control": self.correction != "off"}
-        return [name for name, used in uses.items() if used]
+        """Fields of the state beside the model; clients have their own, the server has the mean."""
+        enabled = {"drift": self.drift, "control": self.correction != "off"}
+        return [name for name, used in enabled.items() if used]

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedDual(PeerMethod):
-    """Peers meet in pairs, drawn anew every round, and both take the mean of their models by votes (weight_by).
+    """Peers meet in pairs, drawn anew every round, and both take the weighted mean of their models (weight_by).
 
     Only the abstract of the paper was at hand. Here all pairs meet at once, where the paper's are asynchronous, and its
-    way to cut noise by private set intersection is left out: report this as pair-wise gossip.
+    noise reduction by private set intersection is left out: report this as pair-wise gossip.
     """
 
     hierarchical: bool = False  # whether merged pairs merge further within a round, until all have met
-    noise: Literal["none", "gaussian", "laplace"] = "none"  # what hides a peer's training before anybody sees it
-    clip: Annotated[float, Gt(0)] = 1.0  # c: with noise, how far training may move a model
-    epsilon: Annotated[float, Gt(0), Le(math.inf)] = 1.0  # with noise, its scale is clip / epsilon in every weight
+    noise: Literal["none", "gaussian", "laplace"] = "none"  # added to an update before anybody receives it
+    clip: Annotated[float, Gt(0)] = 1.0  # c: with noise, the largest norm of an update
+    epsilon: Annotated[float, Gt(0), Le(math.inf)] = 1.0  # with noise, its scale is clip / epsilon
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
@@ -46,7 +46,7 @@ class FedDual(PeerMethod):
 
     @step
     def train(self, fleet: Fleet) -> dict[str, Tensor]:
-        """Train, and go on with what may be seen of it."""
+        """Train, and keep what may be sent."""
         super().train(fleet)
         fleet.state.model = fleet.state.trained if self.noise == "none" else self.hidden(fleet)
         fleet.state.vote = fleet.weight.float()
@@ -58,22 +58,22 @@ class FedDual(PeerMethod):
 
     @step
     def merge(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the mean with the partner; who has none keeps its model."""
+        """Take the mean with the partner; a peer without one keeps its model."""
         votes = (inbox.links != 0) * inbox.sent.vote
         fleet.state.vote = votes.sum(1)
         fleet.state.model = mix_models(inbox.sent.model, votes / fleet.state.vote.unsqueeze(1))
         return {}
 
     def hidden(self, fleet: Fleet) -> Tree:
-        """The trained model, its way from the old one cut to a length and made noisy."""
-        move = difference(fleet.state.trained, fleet.state.model)
-        cut = (self.clip / inner_product(move, move).sqrt().clamp(min=torch.finfo().tiny)).clamp(max=1)
+        """The trained model with its update clipped and noise added."""
+        update = difference(fleet.state.trained, fleet.state.model)
+        factor = (self.clip / inner_product(update, update).sqrt().clamp(min=torch.finfo().tiny)).clamp(max=1)
         scale = self.clip / self.epsilon
 
         def noisy(leaf: Tensor) -> Tensor:
-            return leaf * unsqueeze_to(cut, leaf) + scale * self.draw(fleet, leaf)
+            return leaf * unsqueeze_to(factor, leaf) + scale * self.draw(fleet, leaf)
 
-        return add_update(fleet.state.model, map_tree(noisy, move))
+        return add_update(fleet.state.model, map_tree(noisy, update))
 
     def draw(self, fleet: Fleet, leaf: Tensor) -> Tensor:
         """Noise of scale 1 in the shape of a leaf."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedGTA(Method):
-    """Every client gets a mean of its own: over clients whose smoothed predictions are distributed as its own are,
-    weighted by how sure these are at nodes with many neighbours."""
+    """Every client gets a mean of its own: over clients whose propagated predictions have similar moments, weighted by
+    their confidence at nodes of high degree."""
 
     one_model: ClassVar[bool] = True
 
@@ -43,10 +43,10 @@ class FedGTA(Method):
         models = server.state.models
         replies = clients.ask(self.train, each={client: select_clients(models, client) for client in clients.members})
         partners = self.partners(replies.moments)
-        mixed = mix(replies.model, shares(partners, replies.confidence))
-        # Clients that were not asked keep the model that was last made for them.
-        asked = index_tensor(tuple(replies.clients), server.device)
-        server.state.models = map_tree(lambda old, new: old.index_copy(0, asked, new), models, mixed)
+        averaged = mix(replies.model, shares(partners, replies.confidence))
+        # Clients that did not participate keep the model that was last made for them.
+        rows = index_tensor(tuple(replies.clients), server.device)
+        server.state.models = map_tree(lambda old, new: old.index_copy(0, rows, new), models, averaged)
         server.record(partners=partners.sum(1), confidence=replies.confidence)
 
     @step
@@ -64,21 +64,21 @@ class FedGTA(Method):
         return server.state.models  # type: ignore[no-any-return]
 
     def smoothed(self, fleet: Fleet, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions after propagation, as they are and softened by the temperature; training nodes know the truth."""
-        known = fleet.labels.masks[:, 0].unsqueeze(2)
+        """Propagated predictions, and the same softened by the temperature; training nodes have their labels."""
+        labelled = fleet.labels.masks[:, 0].unsqueeze(2)
         truth = functional.one_hot(fleet.labels.classes, logits.shape[2]).to(logits)
-        spreading = self.propagate(fleet, torch.where(known, truth, logits.softmax(2)))
-        sharp, soft = spreading.softmax(2), (spreading / self.temperature).softmax(2)
-        return torch.where(known, truth, sharp), torch.where(known, truth, soft)
+        propagated = self.propagate(fleet, torch.where(labelled, truth, logits.softmax(2)))
+        sharp, soft = propagated.softmax(2), (propagated / self.temperature).softmax(2)
+        return torch.where(labelled, truth, sharp), torch.where(labelled, truth, soft)
 
     def propagate(self, fleet: Fleet, start: Tensor) -> Tensor:
         """Label propagation without weights; every step adds the labels of training nodes once more."""
         anchors = start * fleet.labels.masks[:, 0].unsqueeze(2)
-        now = start
+        labels = start
         for _ in range(self.propagation_steps):
-            around = fleet.graph.normalised @ now
-            now = self.propagation * around + (1 - self.propagation) * start + anchors
-        return now
+            neighbours = fleet.graph.normalised @ labels
+            labels = self.propagation * neighbours + (1 - self.propagation) * start + anchors
+        return labels
 
     def fingerprint(self, fleet: Fleet, chances: Tensor) -> Tensor:
         """Moments of the predictions of each class over a client's nodes, in one row a client."""
@@ -92,9 +92,9 @@ class FedGTA(Method):
         return torch.cat([over_nodes(kind**order) for kind in kinds for order in range(1, self.orders + 1)], dim=1)
 
     def confidence(self, fleet: Fleet, chances: Tensor) -> Tensor:
-        """How sure a client is of its nodes, summed up by their neighbours; never negative, as -q ln q is at most 1/e.
+        """The confidence in all nodes, weighted by degree and summed; never negative, as -q ln q is at most 1/e.
 
-        A spare node has no neighbours, and so does not count.
+        Padding has degree 0, and so does not count.
         """
         entropy = -(chances * (chances + 1e-8).log()).sum(2)
         return (fleet.graph.degree * (chances.shape[2] / math.e - entropy)).sum(1)
@@ -115,9 +115,9 @@ def shares(partners: Tensor, confidence: Tensor) -> Tensor:
 
 
 def mix(models: Weights, shares: Tensor) -> Tree:
-    """A mean of stacked models for every row of shares; whole numbers are not averaged, everyone keeps its own."""
+    """A mean of stacked models for every row of shares; integers are not averaged, every client keeps its own."""
 
-    def one(leaf: Tensor) -> Tensor:
+    def mean(leaf: Tensor) -> Tensor:
         return torch.tensordot(shares.to(leaf), leaf, dims=1) if leaf.is_floating_point() else leaf
 
-    return map_tree(one, models)  # type: ignore[no-any-return]
+    return map_tree(mean, models)  # type: ignore[no-any-return]

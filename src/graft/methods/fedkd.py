@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedKD(Method):
-    """A private mentor of any shape and a small mentee teach each other, the less the more both still err; updates of
-    the mentee travel as the largest singular values of each matrix.
+    """A private mentor of any architecture and a small mentee distil into each other, the less the larger the errors of
+    both; updates of the mentee are sent as truncated singular value decompositions.
 
-    What is compressed is the update, never the weights, and the server applies what clients can rebuild, so all
+    The update is compressed, never the weights, and the server applies the same reconstruction as clients, so all
     copies of the mentee stay equal. The attention term of the original, which is about transformers, is left out.
     """
 
     heterogeneous: ClassVar[bool] = True
 
-    mentee: str = "gcn"  # architecture of the model that travels
-    distil: Annotated[float, Ge(0)] = 1.0  # weight of the mutual distillation; 0 leaves mentor and mentee alone
+    mentee: str = "gcn"  # architecture of the model that is sent
+    distil: Annotated[float, Ge(0)] = 1.0  # weight of the mutual distillation; 0: no distillation
     hidden: Annotated[float, Ge(0)] = 1.0  # weight of the distance between the mentor's and the projected embedding
     kd_nodes: Nodes = "train"  # where the two are compared: on training nodes, or on all nodes of the client
-    compress: bool = True  # whether matrices travel as factors; without it as they are
+    compress: bool = True  # whether matrices are sent as factors; off: as they are
     # Share of a matrix's squared singular values that its factors keep before the first round.
     energy_start: Annotated[float, Gt(0), Le(1)] = 0.95
     energy_end: Annotated[float, Gt(0), Le(1)] = 0.98  # the same in the last round; linear in between
@@ -59,7 +59,7 @@ class FedKD(Method):
     def round(self, server: Server, clients: Clients) -> None:
         current = server.state.current.tolist()
         behind = clients.only([client for client in clients.members if not current[client]])
-        if len(behind):  # they missed updates, so they need the whole
+        if len(behind):  # they missed updates, so they need the whole model
             behind.ask(self.catch_up, server.state.mentee)
         clients.ask(self.train)
         energy = self.energy(server.round / server.rounds)
@@ -109,7 +109,7 @@ class FedKD(Method):
         return Tree()
 
     def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
-        """What the mentor, and the mentee with the projection, each want to lower."""
+        """The losses of the mentor, and of the mentee with the projection."""
         mentor = fleet.forward(pair["mentor"])
         mentee = fleet.forward(pair["mentee"], fleet.architecture(self.mentee))
         return self.compare(fleet, mentor, mentee, pair["projection"])
@@ -118,9 +118,9 @@ class FedKD(Method):
         nodes = nodes_of(fleet, self.kd_nodes)
         projected = mentee.embedding @ projection
         errors = fleet.cross_entropy(mentor.logits), fleet.cross_entropy(mentee.logits)
-        # Both still wrong: distil less. A gradient through this would raise the errors.
+        # The larger the errors, the less distillation. A gradient through this would raise the errors.
         doubt = (errors[0] + errors[1]).detach().clamp(min=1e-6)
-        doubt = torch.where(fleet.labels.masks[:, 0].any(1), doubt, 1.0)  # without labels nobody knows
+        doubt = torch.where(fleet.labels.masks[:, 0].any(1), doubt, 1.0)  # without labels there is no error
         to_mentor = self.distil * divergence(mentee.logits, mentor.logits, nodes)
         to_mentee = self.distil * divergence(mentor.logits, mentee.logits, nodes)
         to_mentor = to_mentor + self.hidden * squared_error(projected, mentor.embedding, nodes)
@@ -128,11 +128,11 @@ class FedKD(Method):
         return errors[0] + to_mentor / doubt, errors[1] + to_mentee / doubt
 
     def energy(self, progress: float) -> float:
-        """Th(t): the share of the energy to keep when this share of the rounds has been played."""
+        """Th(t): the share of the energy to keep after this share of all rounds."""
         return self.energy_start + (self.energy_end - self.energy_start) * min(progress, 1.0)
 
     def packed(self, update: Weights, energy: float) -> Weights:
-        """An update as it travels."""
+        """An update as it is sent."""
         return map_tree(lambda leaf: shortened(leaf, energy), update) if self.compress else update
 
 
@@ -142,7 +142,7 @@ def squared_error(teacher: Tensor, student: Tensor, nodes: Tensor) -> Tensor:
 
 
 def shortened(leaf: Tensor, energy: float) -> Tensor | Tree:
-    """A matrix as its factors, where these need less room; anything else as it is."""
+    """A matrix as its factors, where these are smaller; anything else as it is."""
     if leaf.dim() != 2 or min(leaf.shape) == 1:
         return leaf
     parts = factors(leaf, energy)
@@ -175,7 +175,7 @@ def rebuilt(part: Any) -> Any:
 
 
 def unpacked(update: Weights, like: Weights) -> Tree:
-    """An update as it was before it travelled, but for what its factors left out."""
+    """An update rebuilt from what was sent, in the structure of the mentee."""
     return map_tree(lambda _, part: rebuilt(part), like, update)  # type: ignore[no-any-return]
 
 

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
     from graft.models.architecture import Model
 
-SMALLEST_SPAN = 1e-6  # of hidden features: a layer that says the same of all nodes must not be divided by zero
+SMALLEST_SPAN = 1e-6  # of hidden features: a layer that is the same for all nodes must not be divided by zero
 
 
 @dataclass(frozen=True)
 class FedOMD(FedAvg):
-    """FedAvg in which every client's hidden features are drawn to the moments of all clients' features together.
+    """FedAvg in which every client's hidden features are pulled towards the moments of all clients' features together.
 
-    Unless models are named it trains the paper's network, whose layers it sets up by its own fields. Of any other
-    architecture the moments of the embedding are matched, and there is nothing to keep orthogonal. The paper
-    communicates after every gradient step, `--epochs 1`; with more of them the moments of all clients stand still
-    within a round. The paper's beta is 10, see `fedomd_paper`: so much of it keeps the labels from being learnt.
+    Unless models are named it trains the paper's network, whose layers are configured by the fields here. Of any other
+    architecture the moments of the embedding are matched, and nothing is kept orthogonal. The paper communicates after
+    every gradient step, `--epochs 1`; with more epochs the moments of all clients are constant within a round. The
+    paper's beta is 10, see `fedomd_paper`: so much of it keeps the labels from being learnt.
     """
 
     experiment_defaults: ClassVar[Mapping[str, Any]] = {"models": "ortho_gcn", "head": "conv"}
 
     alpha: Annotated[float, Ge(0)] = 5e-4  # weight of the pull of the layers towards orthogonal matrices
-    beta: Annotated[float, Ge(0)] = 0.1  # weight of the discrepancy; 0 is without it, and then only weights travel
+    beta: Annotated[float, Ge(0)] = 0.1  # weight of the discrepancy; 0: none, and only weights are sent
     order: Annotated[int, Ge(2)] = 5  # highest central moment that is matched, beside the mean and all from 2 on
     span_from: Literal["global", "fixed"] = "global"  # b - a: per layer over all clients, or the number in span
     span: Annotated[float, Gt(0)] = 1.0  # b - a where it is fixed
@@ -69,19 +69,19 @@ class FedOMD(FedAvg):
         if not self.beta:
             super().round(server, clients)
             return
-        first = clients.ask(self.means, server.state.model)
-        center = Tree(mean=weighted_mean(first.mean, first.size))
+        means = clients.ask(self.means, server.state.model)
+        center = Tree(mean=weighted_mean(means.mean, means.size))
         if self.span_from == "global":
-            center.span = (first.high.amax(0) - first.low.amin(0)).clamp(min=SMALLEST_SPAN)
-        second = clients.ask(self.moments, center)
-        wanted = Tree(moments=weighted_mean(second.moments, first.size))
-        replies = clients.ask(self.match, wanted)
+            center.span = (means.high.amax(0) - means.low.amin(0)).clamp(min=SMALLEST_SPAN)
+        moments = clients.ask(self.moments, center)
+        target = Tree(moments=weighted_mean(moments.moments, means.size))
+        replies = clients.ask(self.match, target)
         weight_bytes = len(clients) * count_bytes(server.state.model) + replies.bytes()
         server.state.model = weighted_mean(replies.model, replies.weight)
         server.record(
             discrepancy=replies.discrepancy,
             weight_bytes=weight_bytes,
-            moment_bytes=len(clients) * (count_bytes(center) + count_bytes(wanted)) + first.bytes() + second.bytes(),
+            moment_bytes=len(clients) * (count_bytes(center) + count_bytes(target)) + means.bytes() + moments.bytes(),
         )
 
     @step
@@ -94,9 +94,9 @@ class FedOMD(FedAvg):
             fleet.state.own = self.moments_of(fleet, hidden)
         reply = Tree(mean=fleet.state.own[:, :, 0].clone(), size=fleet.size)
         if self.span_from == "global":
-            spare = ~fleet.graph.real.unsqueeze(2)
-            reply.low = torch.stack([layer.masked_fill(spare, float("inf")).amin((1, 2)) for layer in hidden], dim=1)
-            reply.high = torch.stack([layer.masked_fill(spare, -float("inf")).amax((1, 2)) for layer in hidden], dim=1)
+            padding = ~fleet.graph.real.unsqueeze(2)
+            reply.low = torch.stack([layer.masked_fill(padding, torch.inf).amin((1, 2)) for layer in hidden], dim=1)
+            reply.high = torch.stack([layer.masked_fill(padding, -torch.inf).amax((1, 2)) for layer in hidden], dim=1)
         return reply
 
     @step
@@ -109,13 +109,13 @@ class FedOMD(FedAvg):
 
     @step
     def match(self, fleet: Fleet, wanted: Weights) -> Tree:
-        """Train with an eye on the distribution of all clients."""
+        """Exchange 3: train, with the moments of all clients as targets."""
         target = torch.cat([fleet.state.mean.unsqueeze(2), wanted["moments"]], dim=2)
         # The first epoch drops what was dropped for the statistics: it is the paper's one forward pass.
         fleet.random = Stream(fleet.state.seeds)
         fleet.state.model = fleet.fit(fleet.state.model, lambda weights: self.matched_loss(fleet, weights, target))
-        found = discrepancy(fleet.state.own, target, fleet.state.span)
-        return Tree(model=fleet.state.model, weight=fleet.weight, discrepancy=found)
+        before = discrepancy(fleet.state.own, target, fleet.state.span)
+        return Tree(model=fleet.state.model, weight=fleet.weight, discrepancy=before)
 
     def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:
         return super().loss(fleet, weights, received) + self.pull(fleet, weights)
@@ -123,8 +123,8 @@ class FedOMD(FedAvg):
     def matched_loss(self, fleet: Fleet, weights: Weights, target: Tensor) -> Tensor:
         """Eq. 12: labels, orthogonality, and the discrepancy; the moments of all clients are constants."""
         hidden, logits = hidden_of(fleet, weights)
-        away = discrepancy(self.moments_of(fleet, hidden), target, fleet.state.span)
-        return fleet.cross_entropy(logits) + self.pull(fleet, weights) + self.beta * away
+        distance = discrepancy(self.moments_of(fleet, hidden), target, fleet.state.span)
+        return fleet.cross_entropy(logits) + self.pull(fleet, weights) + self.beta * distance
 
     def pull(self, fleet: Fleet, weights: Weights) -> Tensor:
         """Eq. 6: how far the layers are from orthogonal; zero where none should be."""
@@ -152,11 +152,12 @@ class FedOMD(FedAvg):
 class FedOMDPaper(FedOMD):
     """FedOMD as published: the moments count a hundred times as much."""
 
-    beta: float = 10.0  # weight of the discrepancy
+    beta: float = 10.0
 
 
 def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:
-    """What the hidden layers say in training mode, and the logits; of some architectures only the last is known."""
+    """The outputs of the hidden layers in training mode, or of the last alone where the others are not known, and the
+    logits."""
     if isinstance(fleet.model, OrthoGCN):
         return fleet.model.outputs(weights, fleet.graph, fleet.random)
     output = fleet.forward(weights)
@@ -168,10 +169,10 @@ def central_moments(hidden: Tensor, real: Tensor, order: int) -> Tensor:
     real = real.unsqueeze(2)
     count = real.sum(1)
     mean = (hidden * real).sum(1) / count
-    away = (hidden - mean.unsqueeze(1)) * real
-    moments, power = [mean], away
+    centred = (hidden - mean.unsqueeze(1)) * real
+    moments, power = [mean], centred
     for _ in range(2, order + 1):
-        power = power * away
+        power = power * centred
         moments.append(power.sum(1) / count)
     return torch.stack(moments, dim=1)
 
