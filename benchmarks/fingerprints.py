@@ -28,7 +28,7 @@ from graft.experiments.run import build_federation, build_setup
 from graft.federation.exchange import Server, Traffic
 from graft.federation.peers import play_round
 from graft.methods.dfed_sst.fingerprints import EXACT_UP_TO, Paths, _table, fingerprint
-from graft.methods.dfed_sst.method import DFedSST
+from graft.methods.dfed_sst import DFedSST
 
 SIZES = ((2_000, 6_000), (17_000, 60_000), (170_000, 600_000), (170_000, 1_160_000))  # nodes and edges
 

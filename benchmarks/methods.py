@@ -30,8 +30,9 @@ from graft.federation.exchange import Clients, Request, Server, Traffic
 from graft.federation.plug import Uploads
 from graft.federation.setup import Setup
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedgkc import VIEWS, FedGKC, FedGKCPaper
-from graft.methods.fedtad.method import FedTADPaper
+from graft.methods.fedgkc import FedGKC, FedGKCPaper
+from graft.methods.fedgkc.distillation import VIEWS
+from graft.methods.fedtad import FedTADPaper
 from graft.models import assign_models, build_model
 from graft.tensors.trees import Tree, Weights, select_clients, stack
 

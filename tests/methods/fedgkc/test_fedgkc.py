@@ -13,18 +13,19 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import graft.models
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.experiments.run import participants
 from graft.federation.exchange import Replies, Request, Server
 from graft.federation.fleet import initial
 from graft.graphs.fleet_graph import build_fleet_graph
-from graft.methods import fedgkc
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC as Defaults
 from graft.methods.fedgkc import FedGKCPaper as FedGKC
-from graft.methods.fedgkc import knowledge_of, no_worse, total
+from graft.methods.fedgkc.distillation import VIEWS, neighbourhood_loss, no_worse, sum_of_terms
+from graft.methods.fedgkc.knowledge import knowledge_of
+from graft.methods.fedgkc.method import TERMS
 from graft.methods.local import Local
 from graft.models.architecture import LayeredModel, Output
 from graft.models.gcn import GCN
@@ -70,7 +71,7 @@ def hand_graph(chances, edges=()):
     nodes, classes = x.shape
     masks = {"train": np.arange(nodes) == 0, "validation": np.zeros(nodes, bool), "test": np.zeros(nodes, bool)}
     pairs = np.asarray(edges, dtype=int).reshape(-1, 2).T
-    return clean("hand", x, pairs, np.zeros(nodes, int), classes, masks)
+    return make_graph("hand", x, pairs, np.zeros(nodes, int), classes, masks)
 
 
 def hand_setup(graphs, models="said", epochs=0, **fields_of_method):
@@ -284,12 +285,12 @@ STUDENT = torch.tensor([[[0.5, 0.5], [0.75, 0.25]]]).log()
 @pytest.mark.parametrize(("reduction", "wanted"), [("sum", 0.137327), ("mean", 0.068663)])
 def test_neighbourhood_of_two_nodes_is_the_one_worked_out_by_hand(reduction, wanted):
     laid = build_fleet_graph([hand_graph([(0.5, 0.5)] * 2, [(0, 1)])], CPU)
-    method = FedGKC(neigh_reduction=reduction)
-    assert float(method.neighbourhood(laid, TEACHER, STUDENT)) == pytest.approx(wanted, abs=1e-6)
-    swapped = float(method.neighbourhood(laid, STUDENT, TEACHER.flip(1) + torch.tensor([0.1, 0])))
+    assert float(neighbourhood_loss(laid, TEACHER, STUDENT, reduction)) == pytest.approx(wanted, abs=1e-6)
+    swapped = float(neighbourhood_loss(laid, STUDENT, TEACHER.flip(1) + torch.tensor([0.1, 0]), reduction))
     assert abs(swapped - wanted) > 1e-4
     apart = build_fleet_graph([hand_graph([(0.5, 0.5)] * 2)], CPU)  # without the edge only the node itself teaches
-    assert float(method.neighbourhood(apart, TEACHER, STUDENT)) == pytest.approx((0.130812 + 0.143841) / 2, abs=1e-6)
+    alone = float(neighbourhood_loss(apart, TEACHER, STUDENT, reduction))
+    assert alone == pytest.approx((0.130812 + 0.143841) / 2, abs=1e-6)
 
 
 def gathered(graph, teacher, student, reduction="sum"):
@@ -308,7 +309,7 @@ def test_neighbourhood_and_its_gradient_equal_those_edge_by_edge(reduction):
     graphs = [*toy_graphs(), toy_graph(8, edgeless=True)]
     generator = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(4, 12, 8, generator=generator).requires_grad_() for _ in range(2))
-    ours = FedGKC(neigh_reduction=reduction).neighbourhood(build_fleet_graph(graphs, CPU), teacher, student)
+    ours = neighbourhood_loss(build_fleet_graph(graphs, CPU), teacher, student, reduction)
     wanted = [
         gathered(graph, teacher[client, : graph.nodes].detach(), student[client, : graph.nodes], reduction)
         for client, graph in enumerate(graphs)
@@ -318,8 +319,8 @@ def test_neighbourhood_and_its_gradient_equal_those_edge_by_edge(reduction):
     (theirs,) = torch.autograd.grad(sum(wanted), [student])
     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
     assert torch.autograd.grad(ours.sum(), [teacher], allow_unused=True) == (None,)
-    other = FedGKC(neigh_reduction="mean" if reduction == "sum" else "sum")
-    assert not torch.allclose(other.neighbourhood(build_fleet_graph(graphs, CPU), teacher, student), ours)
+    other = "mean" if reduction == "sum" else "sum"
+    assert not torch.allclose(neighbourhood_loss(build_fleet_graph(graphs, CPU), teacher, student, other), ours)
 
 
 def test_equal_models_have_nothing_to_teach_on_a_graph_without_edges():
@@ -352,7 +353,7 @@ def test_the_teacher_comes_first_in_every_divergence():
 def views_of(fleet, method):
     """The two views that the local model sees in the first epoch of a step."""
     fleet.begin(1, "train")
-    return [fleet.graph.perturbed(fleet.random, *rates) for rates in fedgkc.VIEWS[method.views]]
+    return [fleet.graph.perturbed(fleet.random, *rates) for rates in VIEWS[method.views]]
 
 
 def unweighted(fleet, graphs, models, method):
@@ -433,7 +434,7 @@ def test_losses_are_made_of_the_terms_that_the_settings_say(settings, copilot, l
     fleet.begin(1, "train")
     for name, terms, shares in (("copilot", method.copilot_terms, copilot), ("local", method.local_terms, local)):
         noted = Tree()
-        value = total(terms, fleet, noted, models)
+        value = sum_of_terms(terms, fleet, noted, models)
         assert noted.keys() == shares.keys()
         for term, share in shares.items():
             torch.testing.assert_close(noted[term], share * sizes[name][term], atol=1e-5, rtol=1e-5)
@@ -463,7 +464,7 @@ def test_no_gradient_reaches_the_teacher(settings):
     models = Tree(copilot=copilot, model=model)
 
     def gradients(terms, parameters):
-        value = total(terms, fleet, Tree(), models).sum()
+        value = sum_of_terms(terms, fleet, Tree(), models).sum()
         return torch.autograd.grad(value, parameters, allow_unused=True)
 
     assert all(one is None for one in gradients(method.copilot_terms, of_model + of_projection))
@@ -500,7 +501,7 @@ def map_detached(output):
 
 
 def test_views_that_leave_nothing_out_agree(monkeypatch):
-    monkeypatch.setitem(fedgkc.VIEWS, "graft", ((0.0, 0.0), (0.0, 0.0)))
+    monkeypatch.setitem(VIEWS, "graft", ((0.0, 0.0), (0.0, 0.0)))
     fleet, models = fleet_of(FedGKC(), "gat")
     assert not FedGKC().agreement(fleet, models.model).any()
     assert (FedGKC(views="light").agreement(fleet, models.model) > 1e-4).all()
@@ -573,7 +574,7 @@ def test_the_block_schedule_trains_one_model_after_the_other():
     for name, terms, epochs in (("copilot", method.copilot_terms, 2), ("model", method.local_terms, 3)):
         for _ in range(epochs):
             models[name], parameters = trained_tree(models[name])
-            gradients = torch.autograd.grad(total(terms, fleet, Tree(), models).sum(), parameters)
+            gradients = torch.autograd.grad(sum_of_terms(terms, fleet, Tree(), models).sum(), parameters)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter -= 0.1 * gradient
@@ -810,7 +811,7 @@ def test_recorded_terms_add_up_to_the_last_losses(settings, copilot, local):
         played = play(toy_setup(FedGKC(schedule=schedule, **settings), dropout=0.5))
         record, losses = played.server.take_records(), {name: loss for name, _, loss in played.engine.losses()}
         for name, label, shares in (("copilot", "train/copilot", copilot), ("local", "train", local)):
-            terms = {term: record[f"{name}_{term}"] for term in fedgkc.TERMS[name]}
+            terms = {term: record[f"{name}_{term}"] for term in TERMS[name]}
             summed = torch.tensor(list(terms.values())).sum(0)
             torch.testing.assert_close(summed, losses[label], atol=1e-5, rtol=1e-5)
             assert {term for term, sizes in terms.items() if any(sizes)} == shares.keys()
@@ -899,7 +900,7 @@ def test_nothing_of_edges_by_width_is_ever_made():
     teacher, student = (torch.randn(1, graph.nodes, width, generator=generator).requires_grad_() for _ in range(2))
 
     def neighbourhood():
-        FedGKC().neighbourhood(laid, teacher, student).sum().backward()
+        neighbourhood_loss(laid, teacher, student).sum().backward()
 
     def similarity():
         sum(knowledge_of(FedGKC(), laid, student.softmax(2))).sum().backward()
@@ -955,7 +956,7 @@ def test_a_model_teaches_only_where_it_is_no_worse_on_validation_nodes():
 
 
 def test_a_closed_gate_leaves_the_labels_alone(monkeypatch):
-    monkeypatch.setattr(fedgkc, "no_worse", lambda fleet, teacher, pupil: torch.zeros(len(fleet.clients)))  # noqa: ARG005
+    monkeypatch.setattr("graft.methods.fedgkc.method.no_worse", lambda fleet, *_: torch.zeros(len(fleet.clients)))
     settings = {"models": "gcn,sage", "optimizer": "sgd", "weight_decay": 0.0}
     closed = play(toy_setup(Defaults(), learning_rate=0.1, **settings), rounds=3)
     alone = play(toy_setup(Local(), learning_rate=0.08, **settings), rounds=3)  # labels weigh 0.8
@@ -965,7 +966,7 @@ def test_a_closed_gate_leaves_the_labels_alone(monkeypatch):
 
 
 def test_an_open_gate_is_no_gate(monkeypatch):
-    monkeypatch.setattr(fedgkc, "no_worse", lambda fleet, teacher, pupil: torch.ones(len(fleet.clients)))  # noqa: ARG005
+    monkeypatch.setattr("graft.methods.fedgkc.method.no_worse", lambda fleet, *_: torch.ones(len(fleet.clients)))
     opened = play(toy_setup(Defaults(feedback=0.5)), rounds=3)
     without = play(toy_setup(Defaults(feedback=0.5, gate=False)), rounds=3)
     assert gap(opened.client(0), without.client(0)) < 1e-6

@@ -1,0 +1,5 @@
+"""FedGKC: clients of different architectures learn from each other through a small copilot model."""
+
+from graft.methods.fedgkc.method import FedGKC, FedGKCPaper
+
+__all__ = ["FedGKC", "FedGKCPaper"]

@@ -1,0 +1,70 @@
+"""The losses of self-mutual knowledge distillation (SMKD)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from graft.tensors.trees import Tree, Weights, map_tree
+from graft.training.losses import log_softmax, mean_over
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graft.federation.fleet import Fleet
+    from graft.graphs.fleet_graph import FleetGraph
+    from graft.models.architecture import Model, Output
+
+VIEWS = {  # preset: (edges, features) dropped in the weak view, (edges, features) dropped in the strong one
+    "graft": ((0.2, 0.2), (0.5, 0.4)),
+    "fgssl": ((0.3, 0.3), (0.8, 0.5)),
+    "light": ((0.1, 0.1), (0.3, 0.3)),
+}
+
+
+def neighbourhood_loss(
+    graph: FleetGraph, teacher: Tensor, student: Tensor, reduction: Literal["sum", "mean"] = "sum"
+) -> Tensor:
+    """Eq. 1: every node is taught by the embeddings of its neighbours and its own."""
+    log_targets = log_softmax(teacher.detach())
+    targets = log_targets.exp()
+    # sum_j KL(t_j || s_i) = sum_j t_j log t_j - (sum_j t_j) log s_i: a sparse product, nothing of edges by width.
+    sums = graph.with_self_loops @ torch.cat([targets, (targets * log_targets).sum(2, keepdim=True)], dim=2)
+    per_node = sums[:, :, -1] - (sums[:, :, :-1] * log_softmax(student)).sum(2)
+    if reduction == "mean":
+        per_node = per_node / (graph.degree + 1)
+    return mean_over(per_node, graph.real)
+
+
+def view_loss(graph: FleetGraph, weak: Output, strong: Output, reduction: Literal["mean", "sum_dim"]) -> Tensor:
+    """Eq. 4: the squared error of embeddings and the divergence of predictions between two views of the graph."""
+    squared = (weak.embedding - strong.embedding).square()
+    errors = squared.mean(2) if reduction == "mean" else squared.sum(2)
+    log_targets, log_predictions = log_softmax(weak.logits), log_softmax(strong.logits)
+    return mean_over(errors + (log_targets.exp() * (log_targets - log_predictions)).sum(2), graph.real)
+
+
+def student_outputs(
+    fleet: Fleet, weights: Weights, model: Model | None = None, *, evaluate: bool
+) -> tuple[Output, Output]:
+    """The outputs of a model in training mode and, with `evaluate`, in evaluation mode; else the former twice."""
+    if evaluate:
+        return fleet.forward_and_predict(weights, model)
+    output = fleet.forward(weights, model)
+    return output, output
+
+
+def no_worse(fleet: Fleet, teacher: Output, student: Output) -> Tensor:
+    """1 for a client whose validation nodes the teacher gets right at least as often as the student, else 0."""
+    by_teacher, by_student = (fleet.count_validated(output.logits) for output in (teacher, student))
+    return (by_teacher >= by_student).float()
+
+
+def sum_of_terms(terms: Callable[[Fleet, Tree], Tree], fleet: Fleet, sizes: Tree, models: Tree) -> Tensor:
+    """The sum of some terms; `sizes` is updated, so that after training it holds the terms of the last epoch."""
+    current = terms(fleet, models)
+    sizes.update(map_tree(Tensor.detach, current))
+    first, *others = current.values()
+    return sum(others, start=first)  # type: ignore[no-any-return]

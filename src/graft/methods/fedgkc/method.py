@@ -1,0 +1,239 @@
+"""FedGKC. Federated graph knowledge collaboration: clients with different graph neural networks learn from each
+other through a small copilot model that travels (arXiv 2501.12624)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from graft.errors import InputError
+from graft.federation.method import Method, step
+from graft.methods.fedgkc.distillation import (
+    VIEWS,
+    neighbourhood_loss,
+    no_worse,
+    student_outputs,
+    sum_of_terms,
+    view_loss,
+)
+from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
+from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
+from graft.training.losses import divergence, log_softmax
+
+if TYPE_CHECKING:
+    from graft.federation.exchange import Clients, Server
+    from graft.federation.fleet import Fleet
+    from graft.models.architecture import Output
+
+TERMS = {  # of the two losses
+    "copilot": ("labels", "predictions", "neighbourhood"),
+    "local": ("labels", "predictions", "neighbourhood", "self"),
+}
+
+
+@dataclass(frozen=True)
+class FedGKC(Method):
+    """Clients keep models of any shape; a small copilot of one shape travels and is averaged by what it knows.
+
+    The defaults are what worked best on validation nodes, see docs/results/fedgkc.md; `fedgkc_paper` has the paper's.
+    """
+
+    heterogeneous: ClassVar[bool] = True
+
+    copilot: str = "gcn"  # architecture of the travelling model
+    alpha: Annotated[float, Ge(0)] = 0.8  # weight of the labels in both losses
+    # Weight of the neighbourhood distillation; the rest, 1 - alpha - beta, is for the predictions.
+    beta: Annotated[float, Ge(0)] = 0.0
+    # How much the copilot imitates its local model: 1 in the paper, 0 learns from labels alone.
+    feedback: Annotated[float, Ge(0)] = 0.0
+    gate: bool = True  # a model teaches a client only while it is no worse than its student on validation nodes there
+    smoothing: Annotated[float, Ge(0)] = 0.1  # lambda: how much over-smoothing lowers a client's knowledge
+    self_weight: Annotated[float, Ge(0)] = 0.0  # weight of the distillation between two views of the graph
+    views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
+    schedule: Literal["interleaved", "block"] = "interleaved"  # copilot and local model in turn, or one after the other
+    copilot_epochs: Annotated[int, Ge(0)] = 0  # of the copilot in a block schedule; 0: as many as the local model's
+    detach_weak: bool = True  # the weak view teaches the strong one and is not taught by it
+    neigh_reduction: Literal["sum", "mean"] = "sum"  # over the neighbours of a node
+    mse_reduction: Literal["mean", "sum_dim"] = "mean"  # over the coordinates of an embedding
+    neigh_projection: bool = False  # a private linear map to the copilot's width, for clients of another width
+    smkd: bool = True  # off: labels and predictions only, as in mutual learning
+    kama: bool = True  # off: averaged by size alone
+    self_distill: bool = True  # off: no views
+    mutual: bool = True  # off: the two models do not teach each other
+    strength: bool = True  # off: confidence does not count as knowledge
+    clarity1: bool = True  # off: the margin over the other classes does not count
+    clarity2: bool = True  # off: over-smoothing does not count
+
+    def check(self) -> None:
+        super().check()
+        if self.alpha + self.beta > 1 + 1e-9:
+            raise InputError(f"alpha {self.alpha} and beta {self.beta} must add up to at most 1.")
+
+    def start_server(self, server: Server) -> None:
+        server.state.copilot = server.initial(server.architecture(self.copilot))
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        copilot = fleet.architecture(self.copilot)
+        width = fleet.predict(fleet.state.model).embedding.shape[2]
+        copilot_width = fleet.predict(fleet.initial(copilot), copilot).embedding.shape[2]
+        if self.neigh_projection:
+            start = torch.eye(width, copilot_width, device=fleet.device)
+            fleet.state.projection = Tree(weight=start.expand(len(fleet.clients), -1, -1))
+        elif self.compares_embeddings and width != copilot_width:
+            raise InputError(
+                f"The neighbourhood distillation compares embeddings of width {width} with the copilot's "
+                f"{copilot_width}: use one width, or set neigh_projection, or beta to 0."
+            )
+
+    @property
+    def compares_embeddings(self) -> bool:
+        return self.smkd and self.mutual and self.beta > 0
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train, server.state.copilot)
+        shares = aggregation_shares(replies.size, replies.knowledge)
+        weight = shares.final if self.kama else shares.volume
+        server.state.copilot = weighted_mean(replies.copilot, weight)
+        server.record(
+            strength=replies.strength,
+            clarity=replies.clarity,
+            knowledge=replies.knowledge,
+            volume_weight=shares.volume,
+            weight=weight,
+            fell_back=shares.fell_back,
+            negative=(replies.knowledge < 0).sum(),
+            **{f"{model}_{term}": size for model, terms in replies.terms.items() for term, size in terms.items()},
+        )
+
+    @step
+    def train(self, fleet: Fleet, copilot: Weights) -> Tree:
+        """Self-mutual knowledge distillation, then the knowledge of the copilot."""
+        models = {"copilot": copilot, "model": fleet.state.model}
+        if self.neigh_projection:
+            models["model"] = Tree(model=fleet.state.model, projection=fleet.state.projection)
+        zeros = torch.zeros(len(fleet.clients), device=fleet.device)
+        sizes = Tree({name: Tree(dict.fromkeys(terms, zeros)) for name, terms in TERMS.items()})
+        teacher_outputs = Tree()
+        losses = {
+            "copilot": partial(sum_of_terms, self.copilot_terms, fleet, sizes.copilot),
+            "model": partial(
+                sum_of_terms, partial(self.local_terms, teacher_outputs=teacher_outputs), fleet, sizes.local
+            ),
+        }
+        # Buffers of your own module stand one level deeper when the projection is trained with it.
+        own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
+        frozen = {"copilot": fleet.architecture(self.copilot).frozen, "model": frozenset(own)}
+        if self.schedule == "interleaved":
+            trained = fleet.fit_in_turn(models, losses, frozen=frozen)
+        else:
+            trained = Tree(models)
+            for name, epochs in (("copilot", self.copilot_epochs or None), ("model", None)):
+                others = {other: trained[other] for other in models if other != name}
+                loss = losses[name]
+                fitted = fleet.fit_in_turn(
+                    {name: trained[name]},
+                    {name: lambda parts, loss=loss, others=others: loss(Tree(others | parts))},  # type: ignore[misc]
+                    epochs,
+                    frozen,
+                )
+                trained[name] = fitted[name]
+        fleet.state.model = trained.model
+        if self.neigh_projection:
+            fleet.state.model, fleet.state.projection = trained.model.model, trained.model.projection
+        # The copilot last taught as it is now; only in batches its logits were not those of all nodes.
+        logits = teacher_outputs.get("logits") if fleet.training.batches == 1 else None
+        strength, clarity = self.knowledge(fleet, trained.copilot, logits)
+        return Tree(
+            copilot=trained.copilot,
+            size=fleet.size,
+            strength=strength,
+            clarity=clarity,
+            knowledge=strength + clarity,
+            terms=sizes,
+        )
+
+    def copilot_terms(self, fleet: Fleet, models: Tree) -> Tree:
+        """Eq. 2: labels, and distillation from the local model."""
+        distils = self.mutual and self.feedback > 0
+        model = fleet.architecture(self.copilot)
+        output, evaluated = student_outputs(fleet, models.copilot, model, evaluate=distils and self.gate)
+        terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
+        if distils:
+            teacher = self.projected(models, fleet.predict(self.local(models)))
+            taught = self.gated(fleet, teacher, evaluated, self.mutual_terms(fleet, teacher, output))
+            terms.update(map_tree(lambda term: self.feedback * term, taught))
+        return terms
+
+    def local_terms(self, fleet: Fleet, models: Tree, teacher_outputs: Tree | None = None) -> Tree:
+        """Eq. 5: labels, distillation from the copilot, whose logits are left in `teacher_outputs`, and agreement
+        between two views."""
+        output, evaluated = student_outputs(fleet, self.local(models), evaluate=self.mutual and self.gate)
+        terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
+        if self.mutual:
+            teacher = fleet.predict(models.copilot, fleet.architecture(self.copilot))
+            if teacher_outputs is not None:
+                teacher_outputs.logits = teacher.logits
+            student = self.projected(models, output)
+            terms.update(self.gated(fleet, teacher, evaluated, self.mutual_terms(fleet, teacher, student)))
+        if self.smkd and self.self_distill and self.self_weight:
+            terms["self"] = self.self_weight * self.agreement(fleet, self.local(models))
+        return terms
+
+    def local(self, models: Tree) -> Weights:
+        return models.model.model if self.neigh_projection else models.model  # type: ignore[no-any-return]
+
+    def projected(self, models: Tree, output: Output) -> Output:
+        """The output of the local model, with embeddings of the copilot's width."""
+        if not self.neigh_projection:
+            return output
+        return output._replace(embedding=output.embedding @ models.model.projection.weight)
+
+    def mutual_terms(self, fleet: Fleet, teacher: Output, student: Output) -> Tree:
+        """Distillation from one model to the other; no gradient reaches the teacher."""
+        predictions = divergence(teacher.logits, student.logits, fleet.graph.real)
+        if not self.smkd:
+            return Tree(predictions=(1 - self.alpha) * predictions)
+        terms = Tree(predictions=(1 - self.alpha - self.beta) * predictions)
+        if self.beta:
+            embeddings = teacher.embedding, student.embedding
+            terms.neighbourhood = self.beta * neighbourhood_loss(fleet.graph, *embeddings, self.neigh_reduction)
+        return terms
+
+    def gated(self, fleet: Fleet, teacher: Output, student: Output, terms: Tree) -> Tree:
+        """The terms, with 0 for a client where the gate is on and the teacher is worse than its student."""
+        if not self.gate:
+            return terms
+        trust = no_worse(fleet, teacher, student)
+        return map_tree(lambda term: trust * term, terms)  # type: ignore[no-any-return]
+
+    def agreement(self, fleet: Fleet, weights: Weights) -> Tensor:
+        """Eq. 4: the strongly perturbed view learns from the weakly perturbed one."""
+        weak_rates, strong_rates = VIEWS[self.views]
+        weak_view = fleet.graph.perturbed(fleet.random, *weak_rates)
+        strong_view = fleet.graph.perturbed(fleet.random, *strong_rates)
+        teach = fleet.predict if self.detach_weak else fleet.forward
+        weak, strong = teach(weights, graph=weak_view), fleet.forward(weights, graph=strong_view)
+        return view_loss(fleet.graph, weak, strong, self.mse_reduction)
+
+    def knowledge(self, fleet: Fleet, copilot: Weights, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Eqs. 7 and 8: the copilot's strength and clarity, one number a client; from its logits, if given."""
+        if logits is None:
+            logits = fleet.predict(copilot, fleet.architecture(self.copilot)).logits
+        return knowledge_of(self, fleet.graph, log_softmax(logits).exp())
+
+
+@dataclass(frozen=True)
+class FedGKCPaper(FedGKC):
+    """FedGKC as published: both models always teach each other, by neighbourhoods and predictions, and two views."""
+
+    alpha: float = 0.6
+    beta: float = 0.2
+    feedback: float = 1.0
+    gate: bool = False
+    self_weight: float = 1.0
