@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 
 
 def peak_of(function):
@@ -22,7 +22,7 @@ def crowded_graph(nodes=3000, pairs=560_000):
     random = np.random.default_rng(0)
     codes = random.choice(nodes * nodes, pairs, replace=False)
     edges = np.stack([codes // nodes, codes % nodes])
-    return clean("crowded", random.normal(size=(nodes, 4)), edges, np.zeros(nodes, int), 2)
+    return make_graph("crowded", random.normal(size=(nodes, 4)), edges, np.zeros(nodes, int), 2)
 
 
 def gather_rows(graph, width=64):

@@ -6,14 +6,14 @@ import os
 import numpy as np
 import pytest
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 
 
 def make_toy(nodes, edges, labels=None, classes=None, **masks):
     """A graph whose first feature is the node's own number, so that a node can be recognised after a cut."""
     x = np.stack([np.arange(nodes), np.ones(nodes)], axis=1)
     y = np.arange(nodes) % 2 if labels is None else labels
-    return clean("toy", x, np.array(edges, int).reshape(-1, 2).T, y, classes, masks)
+    return make_graph("toy", x, np.array(edges, int).reshape(-1, 2).T, y, classes, masks)
 
 
 def make_cliques(*groups):

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from graft.data.cards import card, fingerprint, save
+from graft.data.cards import card, content_hash, save
 from graft.data.partitions import partition
 
 
@@ -60,9 +60,9 @@ def test_a_graph_without_edges_loses_nothing(toy):
 
 
 def test_hash_is_that_of_little_endian_int64_bytes():
-    assert fingerprint(np.array([1, 0])) == hashlib.sha256(b"\x01" + b"\x00" * 15).hexdigest()
-    assert fingerprint(np.array([1, 0], ">i8")) == fingerprint(np.array([1, 0], np.int32))
-    assert fingerprint(np.array([0, 1])) != fingerprint(np.array([1, 0]))
+    assert content_hash(np.array([1, 0])) == hashlib.sha256(b"\x01" + b"\x00" * 15).hexdigest()
+    assert content_hash(np.array([1, 0], ">i8")) == content_hash(np.array([1, 0], np.int32))
+    assert content_hash(np.array([0, 1])) != content_hash(np.array([1, 0]))
 
 
 def test_a_saved_card_is_json_and_reads_back_as_the_same_partition(graph, tmp_path):

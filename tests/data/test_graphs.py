@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, issparse
 
-from graft.data.graphs import clean, cut, largest_component, normalise, subgraph
+from graft.data.graphs import cut, largest_component, make_graph, normalise, subgraph
 from graft.errors import InputError
 
 
 def test_edges_become_symmetric_sorted_and_unique_without_loops():
-    graph = clean("g", np.ones((3, 1)), [[2, 0, 1, 1, 2], [0, 2, 1, 0, 0]], [0, 1, 0])
+    graph = make_graph("g", np.ones((3, 1)), [[2, 0, 1, 1, 2], [0, 2, 1, 0, 0]], [0, 1, 0])
     assert graph.edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
     assert graph.edges.dtype == np.int64
     assert graph.edge_count == 2
@@ -21,27 +21,27 @@ def test_random_edges_equal_those_of_a_slow_set(toy):
 
 
 def test_unsigned_and_empty_edges_are_read():
-    assert clean("g", np.ones((2, 1)), np.array([[1], [0]], np.uint8), [0, 1]).edges.tolist() == [[0, 1], [1, 0]]
-    assert clean("g", np.ones((2, 1)), [], [0, 1]).edges.shape == (2, 0)
+    assert make_graph("g", np.ones((2, 1)), np.array([[1], [0]], np.uint8), [0, 1]).edges.tolist() == [[0, 1], [1, 0]]
+    assert make_graph("g", np.ones((2, 1)), [], [0, 1]).edges.shape == (2, 0)
 
 
 def test_missing_labels_become_minus_one():
-    assert clean("g", np.ones((3, 1)), [], [1.0, np.nan, -1.0]).y.tolist() == [1, -1, -1]
-    assert clean("g", np.ones((2, 1)), [], [[1], [0]]).y.tolist() == [1, 0]
+    assert make_graph("g", np.ones((3, 1)), [], [1.0, np.nan, -1.0]).y.tolist() == [1, -1, -1]
+    assert make_graph("g", np.ones((2, 1)), [], [[1], [0]]).y.tolist() == [1, 0]
 
 
 def test_features_are_sparse_at_one_tenth_and_dense_above():
     x = np.zeros((10, 2))
     x[:2, 0] = 3
-    assert issparse(clean("g", x, [], np.zeros(10)).x)
+    assert issparse(make_graph("g", x, [], np.zeros(10)).x)
     x[2, 0] = 3
-    assert not issparse(clean("g", x, [], np.zeros(10)).x)
-    assert not issparse(clean("g", csr_array(x), [], np.zeros(10)).x)
+    assert not issparse(make_graph("g", x, [], np.zeros(10)).x)
+    assert not issparse(make_graph("g", csr_array(x), [], np.zeros(10)).x)
 
 
 def test_cleaning_leaves_a_sparse_matrix_of_the_user_alone():
     mine = csr_array((np.array([1.0, 0.0]), np.array([0, 5]), np.array([0, 2])), shape=(1, 40))
-    assert clean("g", mine, [], [0]).x.nnz == 1
+    assert make_graph("g", mine, [], [0]).x.nnz == 1
     assert mine.nnz == 2
 
 
@@ -76,14 +76,13 @@ BAD = {
 def test_bad_input_is_refused_with_one_sentence(case):
     change, message = BAD[case]
     with pytest.raises(InputError, match=message):
-        clean(**{"name": "g", "x": [[1.0], [2.0]], "edges": [[0], [1]], "y": [0, 1], **change})
+        make_graph(**{"name": "g", "x": [[1.0], [2.0]], "edges": [[0], [1]], "y": [0, 1], **change})
 
 
 def test_good_input_is_not_refused():
-    assert clean("g", [[1.0], [2.0]], [[0], [1]], [0, 1], masks={"train": [1, 0], "test": None}).train.tolist() == [
-        1,
-        0,
-    ]
+    graph = make_graph("g", [[1.0], [2.0]], [[0], [1]], [0, 1], masks={"train": [1, 0], "test": None})
+    assert graph.train.tolist() == [True, False]
+    assert graph.test is None
 
 
 def test_subgraph_renumbers_and_carries_masks(toy):
@@ -106,7 +105,8 @@ def test_subgraph_of_no_or_foreign_nodes_is_refused(toy, nodes):
 def test_cut_equals_one_subgraph_per_client(sparse):
     rng = np.random.default_rng(1)
     x = csr_array(rng.random((60, 40)) * (rng.random((60, 40)) < 0.05)) if sparse else rng.random((60, 4))
-    graph = clean("g", x, rng.integers(0, 60, (2, 300)), rng.integers(0, 3, 60), masks={"test": rng.random(60) < 0.5})
+    edges, labels = rng.integers(0, 60, (2, 300)), rng.integers(0, 3, 60)
+    graph = make_graph("g", x, edges, labels, masks={"test": rng.random(60) < 0.5})
     membership = rng.permutation(np.arange(60) % 7)
     parts = cut(graph, membership)
     assert len(parts) == 7
@@ -128,7 +128,7 @@ def test_client_without_edges_keeps_an_empty_edge_array(toy):
 
 def test_row_and_l2_make_rows_of_length_one_and_leave_zero_rows():
     x = np.array([[3, 4], [0, 0], [-1, 1]])
-    graph = clean("g", x, [], [0, 1, 0])
+    graph = make_graph("g", x, [], [0, 1, 0])
     assert np.allclose(normalise(graph, "row").x, [[3 / 7, 4 / 7], [0, 0], [-0.5, 0.5]])
     assert np.allclose(normalise(graph, "l2").x, [[0.6, 0.8], [0, 0], [-(0.5**0.5), 0.5**0.5]])
     assert normalise(graph, "raw").x is graph.x
@@ -138,7 +138,7 @@ def test_row_and_l2_make_rows_of_length_one_and_leave_zero_rows():
 def test_sparse_and_dense_features_normalise_alike(how):
     rng = np.random.default_rng(0)
     dense = (rng.random((40, 30)) * (rng.random((40, 30)) < 0.08)).astype(np.float32)
-    graph = clean("g", dense, [], np.zeros(40))
+    graph = make_graph("g", dense, [], np.zeros(40))
     assert issparse(graph.x)
     scaled = normalise(graph, how).x
     assert issparse(scaled) == (how != "standard")
@@ -149,7 +149,7 @@ def test_sparse_and_dense_features_normalise_alike(how):
 
 def test_standard_gives_zero_mean_unit_variance_and_zero_for_constants():
     x = np.stack([np.arange(50) * 7 + 100, np.full(50, 0.1)], axis=1)
-    scaled = normalise(clean("g", x, [], np.zeros(50)), "standard").x
+    scaled = normalise(make_graph("g", x, [], np.zeros(50)), "standard").x
     assert np.allclose(scaled[:, 0].mean(), 0, atol=1e-6)
     assert np.allclose(scaled[:, 0].std(), 1, atol=1e-6)
     assert (scaled[:, 1] == 0).all()

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from graft.data import cards
+from graft.data import PARTITIONS, cards
 from graft.data.datasets import load
 from graft.data.graphs import cut
-from graft.data.partitions import METHODS, _fedsage, names, partition
+from graft.data.partitions import _fedsage, names, partition
 from graft.data.synthetic import generate
 from graft.errors import InputError
 
@@ -26,7 +26,7 @@ def available(method):
 
 ALL = [
     pytest.param(method, marks=pytest.mark.skipif(not available(method), reason=f"needs {NEEDS.get(method)}"))
-    for method in METHODS
+    for method in PARTITIONS
 ]
 louvain = pytest.mark.skipif(not available("louvain"), reason="needs igraph")
 metis = pytest.mark.skipif(not available("metis"), reason="needs pymetis")
@@ -75,13 +75,13 @@ def test_a_graph_without_edges_is_partitioned(toy, method):
 
 @pytest.mark.parametrize("method", ALL)
 def test_same_seed_gives_the_same_hash(blocks, method):
-    one, two = (cards.fingerprint(partition(blocks, 6, method, seed=4)) for _ in range(2))
+    one, two = (cards.content_hash(partition(blocks, 6, method, seed=4)) for _ in range(2))
     assert one == two
 
 
 @pytest.mark.parametrize("method", [param for param in ALL if param.values[0] != "metis"])
 def test_another_seed_gives_another_hash(blocks, method):
-    assert len({cards.fingerprint(partition(blocks, 6, method, seed=seed)) for seed in range(4)}) > 1
+    assert len({cards.content_hash(partition(blocks, 6, method, seed=seed)) for seed in range(4)}) > 1
 
 
 @pytest.mark.parametrize("method", ALL)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import graft
 from graft.data import perturbations
 from graft.data.federation import build
-from graft.data.graphs import MASKS, clean
+from graft.data.graphs import MASKS, make_graph
 from graft.data.perturbations import KINDS, Perturbation, describe, perturb
 from graft.data.synthetic import generate
 from graft.errors import InputError
@@ -35,7 +35,7 @@ def changed(parts, seed=0, features="raw", **how):
 def sparse_graph(nodes=40, width=200):
     random = np.random.default_rng(3)
     x = (random.random((nodes, width)) < 0.05) * random.random((nodes, width))
-    return clean(
+    return make_graph(
         "thin", x, random.integers(0, nodes, (2, 80)), np.arange(nodes) % 3, masks={"train": np.ones(nodes, bool)}
     )
 
@@ -116,13 +116,13 @@ def test_label_noise_changes_so_many_training_labels_and_each_to_another_class(f
 
 def test_label_noise_draws_all_other_classes_alike_and_flips_two():
     train = {"train": np.ones(3000, bool)}
-    four = clean("four", np.ones((3000, 1)), np.empty((2, 0)), np.full(3000, 2), 4, train)
+    four = make_graph("four", np.ones((3000, 1)), np.empty((2, 0)), np.full(3000, 2), 4, train)
     counts = np.bincount(changed([four], label_noise=1)[0].y, minlength=4)
     assert counts[2] == 0
     assert (np.abs(counts[[0, 1, 3]] - 1000) < 150).all()
-    two = clean("two", np.ones((6, 1)), np.empty((2, 0)), np.array([0, 1] * 3), 2, {"train": np.ones(6, bool)})
+    two = make_graph("two", np.ones((6, 1)), np.empty((2, 0)), np.array([0, 1] * 3), 2, {"train": np.ones(6, bool)})
     assert changed([two], label_noise=1)[0].y.tolist() == [1, 0] * 3
-    one = clean("one", np.ones((6, 1)), np.empty((2, 0)), np.zeros(6, int), 1, {"train": np.ones(6, bool)})
+    one = make_graph("one", np.ones((6, 1)), np.empty((2, 0)), np.zeros(6, int), 1, {"train": np.ones(6, bool)})
     with pytest.raises(InputError, match="only one"):
         changed([one], label_noise=1)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.federation.fleet import build_fleet
 from graft.graphs.fleet_graph import FleetGraph, MaskedFeatures, build_fleet_graph
 from graft.models import build_model
@@ -118,7 +118,9 @@ def test_every_edge_is_numbered_within_its_client():
 @pytest.mark.parametrize("rate", [0.1, 0.2, 0.3, 0.5, 0.8])
 def test_share_that_is_left_out_is_the_rate(rate):
     random = np.random.default_rng(0)
-    graph = clean("large", random.normal(size=(400, 3000)), random.integers(0, 400, (2, 20_000)), np.zeros(400, int), 2)
+    graph = make_graph(
+        "large", random.normal(size=(400, 3000)), random.integers(0, 400, (2, 20_000)), np.zeros(400, int), 2
+    )
     laid = build_fleet_graph([graph] * 3, CPU)
     view = make_view(laid, rate, rate)
     masks = {"edges": view.neighbours.values.view(3, -1), "features": view.features.columns}

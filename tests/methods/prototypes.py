@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.models.architecture import Model, Output, linear
 from graft.tensors.trees import Tree
 from tests.toy import toy_setup
@@ -32,7 +32,7 @@ def hand_graph(points, classes, total, train=None):
     points = np.asarray(points, dtype=np.float32)
     train = np.ones(len(points), bool) if train is None else np.asarray(train, bool)
     masks = {"train": train, "validation": ~train, "test": ~train}
-    return clean("hand", points, np.empty((2, 0), int), np.asarray(classes), total, masks)
+    return make_graph("hand", points, np.empty((2, 0), int), np.asarray(classes), total, masks)
 
 
 def mirror_setup(method, graphs, **training):

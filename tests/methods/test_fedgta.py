@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import graft
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.experiments.experiment import make_experiment
@@ -24,7 +24,7 @@ def linked(nodes, edges, classes, train, total=2):
     """A graph by hand; some of its nodes train."""
     masks = {"train": np.isin(np.arange(nodes), train)}
     masks |= dict.fromkeys(("validation", "test"), ~masks["train"])
-    return clean(
+    return make_graph(
         "hand", np.ones((nodes, 2)), np.asarray(edges, int).reshape(-1, 2).T, np.asarray(classes), total, masks
     )
 

@@ -1,6 +1,5 @@
 """Where graphs come from: a name, a file, a folder or a PyG `Data`."""
 
-import difflib
 import fcntl
 import hashlib
 import inspect
@@ -10,7 +9,7 @@ import socket
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,16 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from graft.data.graphs import MASKS, Features, Graph, clean, largest_component
+from graft.data import DATASETS, SUFFIXES, parse_dataset
+from graft.data.graphs import MASKS, Features, Graph, largest_component, make_graph
 from graft.data.synthetic import generate
 from graft.data.tables import read_tables
-from graft.errors import InputError
+from graft.errors import GraftError, InputError
+from graft.options import parse_options
+from graft.registry import parse_reference
 
 DOWNLOAD_SECONDS = 60  # without an answer for this long, a download has failed
-DAMAGED = (
+DAMAGED_FILE_ERRORS = (
     OSError,
     EOFError,
     ValueError,
@@ -44,7 +46,7 @@ def load(source: Any, root: str | Path | None = None) -> Graph:
     if isinstance(source, Graph):
         return source
     if isinstance(source, str | Path):
-        return _load_text(str(source), Path(root) if root else default_root())
+        return _load_name_or_path(str(source), Path(root) if root else default_root())
     if hasattr(source, "edge_index"):
         return from_pyg(source)
     raise InputError(
@@ -54,7 +56,7 @@ def load(source: Any, root: str | Path | None = None) -> Graph:
 
 
 def names() -> list[str]:
-    """The names that `load` knows."""
+    """The names of the datasets."""
     return list(DATASETS)
 
 
@@ -68,23 +70,30 @@ def _cache() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "graft"
 
 
-def _load_text(source: str, root: Path) -> Graph:
-    rest, colon, last = source.rpartition(":")
-    if colon and last in SUFFIXES:
-        return SUFFIXES[last](_load_text(rest, root))
-    name, _, settings = source.partition(":")
-    if name.lower() in DATASETS:
-        return DATASETS[name.lower()](root, settings)
-    path = Path(source)
-    if path.is_dir():
-        return read_tables(path)
-    if path.suffix == ".npz" and path.is_file():
-        return read_npz(path)
-    if path.is_file():
-        raise InputError(f"{path} cannot be read: a dataset is a .npz file or a folder with nodes.csv and edges.csv.")
-    close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
-    hint = f", did you mean '{close[0]}'" if close else ""
-    raise InputError(f"There is no dataset or file '{source}'{hint}; the datasets are {', '.join(names())}.")
+def _load_name_or_path(source: str, root: Path) -> Graph:
+    name, options, suffix = parse_dataset(source)
+    if name in DATASETS.targets:
+        graph: Graph = DATASETS[name](root, options)
+    elif name in DATASETS or parse_reference(name):
+        graph = call_own(name, options)
+    else:
+        graph = read_tables(Path(name)) if Path(name).is_dir() else read_npz(Path(name))
+    return largest_component(graph) if suffix == "lcc" else graph
+
+
+def call_own(name: str, options: str) -> Graph:
+    """The graph that your own function returns for options such as 'size=3,noise=0.1'."""
+    function = DATASETS[name]
+    try:
+        made = function(**parse_options(options))
+    except GraftError:
+        raise
+    except Exception as error:  # code that somebody brought may raise anything
+        reason = DATASETS.failure(name, error)
+        raise InputError(f"Dataset '{name}' cannot be made: {reason}.") from error
+    if not isinstance(made, Graph) and not hasattr(made, "edge_index"):
+        raise InputError(f"Dataset '{name}' is a {type(made).__name__}; it should be a PyG Data or a graft.Graph.")
+    return made if isinstance(made, Graph) else from_pyg(made, DATASETS.label(name))
 
 
 def _no_settings(name: str, settings: str) -> None:
@@ -102,33 +111,33 @@ def _suffixes() -> str:
 def read_npz(path: Path) -> Graph:
     """The graph in a .npz file with the arrays x (or the parts of a sparse one), edges, y and perhaps masks."""
     aliases = {"edges": "edge_index", "train": "train_mask", "validation": "val_mask", "test": "test_mask"}
-    wanted = (
+    expected = (
         "it needs x (or x_data, x_indices, x_indptr and x_shape), edges and y, and may have train, validation and test"
     )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = dict(content)
-    except DAMAGED as error:
-        raise InputError(f"{path} is not a readable .npz file of plain arrays ({error}); {wanted}.") from error
+    except DAMAGED_FILE_ERRORS as error:
+        raise InputError(f"{path} is not a readable .npz file of plain arrays ({error}); {expected}.") from error
     arrays.update({name: arrays[alias] for name, alias in aliases.items() if alias in arrays and name not in arrays})
     if "x" not in arrays and "x_data" in arrays:
-        arrays["x"] = _sparse_parts(path, arrays, wanted)
+        arrays["x"] = _read_sparse_features(path, arrays, expected)
     missing = [name for name in ("x", "edges", "y") if name not in arrays]
     if missing:
-        raise InputError(f"{path} lacks {' and '.join(missing)}: {wanted}.")
+        raise InputError(f"{path} lacks {' and '.join(missing)}: {expected}.")
     edges = arrays["edges"]
     if edges.ndim == 2 and edges.shape[0] != 2 and edges.shape[1] == 2:
         edges = edges.T
-    return clean(path.stem, arrays["x"], edges, arrays["y"], masks={name: arrays.get(name) for name in MASKS})
+    return make_graph(path.stem, arrays["x"], edges, arrays["y"], masks={name: arrays.get(name) for name in MASKS})
 
 
-def _sparse_parts(path: Path, arrays: dict[str, Any], wanted: str) -> csr_array:
+def _read_sparse_features(path: Path, arrays: dict[str, Any], expected: str) -> csr_array:
     try:
         parts = (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"])
         x = csr_array(parts, shape=tuple(arrays["x_shape"]))
         x.check_format(full_check=True)
-    except DAMAGED as error:
-        raise InputError(f"The parts of the sparse x in {path} do not fit together ({error}); {wanted}.") from error
+    except DAMAGED_FILE_ERRORS as error:
+        raise InputError(f"The parts of the sparse x in {path} do not fit together ({error}); {expected}.") from error
     return x
 
 
@@ -138,7 +147,7 @@ def from_pyg(data: Any, name: str = "pyg") -> Graph:
     if missing:
         raise InputError(f"The PyG Data lacks {' and '.join(missing)}: it needs x, edge_index and y.")
     masks = {mask: _first_column(data, attribute) for mask, attribute in PYG_MASKS.items()}
-    return clean(name, _tensor_features(data.x), _array(data.edge_index), _array(data.y), masks=masks)
+    return make_graph(name, _features_from_tensor(data.x), _array(data.edge_index), _array(data.y), masks=masks)
 
 
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
@@ -155,7 +164,7 @@ def _first_column(data: Any, attribute: str) -> Any:
     return _array(mask) if mask.ndim == 1 else _array(mask)[:, 0]
 
 
-def _tensor_features(x: Any) -> Features:
+def _features_from_tensor(x: Any) -> Features:
     import torch
 
     if not isinstance(x, torch.Tensor) or x.layout == torch.strided:
@@ -168,62 +177,61 @@ def _tensor_features(x: Any) -> Features:
 
 
 def pyg(title: str, kind: str, root: Path, settings: str) -> Graph:
-    """A dataset that PyG has a class for, whole, and with its public split where it has one."""
+    """A dataset of one of PyG's classes, with its public split where it has one."""
     from torch_geometric import datasets
 
     name = title.lower()
     _no_settings(name, settings)
-    raw, place = root / title / "raw", root
+    raw, work_root = root / title / "raw", root
     try:
-        place = _workplace(root, title)
-        with _whole_or_nothing(place / title), _quiet():
-            data = getattr(datasets, kind)(root=str(place.absolute()), name=title)[0]
+        work_root = _processing_root(root, title)
+        with _rollback_on_failure(work_root / title), _quiet():
+            data = getattr(datasets, kind)(root=str(work_root.absolute()), name=title)[0]
         return from_pyg(data, name)
     except Exception as error:  # damaged pickles and archives raise almost anything
-        if not any(os.access(folder, os.R_OK) and any(folder.iterdir()) for folder in (raw, place / title / "raw")):
+        raw_folders = (raw, work_root / title / "raw")
+        if not any(os.access(folder, os.R_OK) and any(folder.iterdir()) for folder in raw_folders):
             raise InputError(
                 f"The files of dataset '{name}' are not in {raw}, and PyG could not download them "
                 f"({type(error).__name__}: {error}): put them there, or let GRAFT_DATA name the folder that has "
                 f"{title}/raw."
             ) from error
-        processed = place / title / "processed"
+        processed = work_root / title / "processed"
         raise _damaged(name, processed if (processed / "data.pt").is_file() else raw, error) from error
 
 
-PYG = {
-    "Cora": "Planetoid",  # with the public split of Yang et al., ICML 2016
-    "CiteSeer": "Planetoid",
-    "PubMed": "Planetoid",
-    "Photo": "Amazon",  # these four of Shchur et al., 2018, have no split
-    "Computers": "Amazon",
-    "CS": "Coauthor",
-    "Physics": "Coauthor",
-}
+cora = partial(pyg, "Cora", "Planetoid")  # these three with the public split of Yang et al., ICML 2016
+citeseer = partial(pyg, "CiteSeer", "Planetoid")
+pubmed = partial(pyg, "PubMed", "Planetoid")
+photo = partial(pyg, "Photo", "Amazon")  # these four of Shchur et al., 2018, have no split
+computers = partial(pyg, "Computers", "Amazon")
+cs = partial(pyg, "CS", "Coauthor")
+physics = partial(pyg, "Physics", "Coauthor")
 
 
-def _workplace(root: Path, title: str) -> Path:
-    """The root that PyG can work in: the given one, or one in the user's cache that shows the same raw files."""
+def _processing_root(root: Path, title: str) -> Path:
+    """A root that PyG can write to: the given one, or one in the user's cache with a link to the same raw files."""
     raw, processed = root / title / "raw", root / title / "processed"
     if os.access(processed / "data.pt", os.R_OK) or _writable(processed):
         return root
-    place = _cache() / hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]
+    cached = _cache() / hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]
     if os.access(raw, os.R_OK):
-        (place / title).mkdir(parents=True, exist_ok=True)
+        (cached / title).mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            (place / title / "raw").symlink_to(raw.absolute())
-    return place
+            (cached / title / "raw").symlink_to(raw.absolute())
+    return cached
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder can be written, or made."""
-    present = (path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
-    return os.access(next(present), os.W_OK)
+    """Whether the folder can be written to, or created."""
+    existing = (path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+    return os.access(next(existing), os.W_OK)
 
 
 @contextmanager
-def _whole_or_nothing(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder, and remove all that is new in it when the work fails."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+def _rollback_on_failure(folder: Path) -> Iterator[None]:
+    """Lock a folder for one process at a time, and remove all that is new in it when the work fails."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -236,7 +244,7 @@ def _whole_or_nothing(folder: Path) -> Iterator[None]:
             for path in sorted(set(folder.rglob("*")) - before, reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
             with suppress(OSError):  # another dataset may have come into the root
-                for path in made:
+                for path in created:
                     path.rmdir()
             raise
     finally:
@@ -245,14 +253,14 @@ def _whole_or_nothing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what PyG says on the terminal, and let no download wait for ever."""
-    seconds = socket.getdefaulttimeout()
+    """Suppress PyG's output and warnings, and let no download wait for ever."""
+    timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_SECONDS)
     try:
         with redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        socket.setdefaulttimeout(seconds)
+        socket.setdefaulttimeout(timeout)
 
 
 def _damaged(name: str, folder: Path, error: Exception) -> InputError:
@@ -276,7 +284,7 @@ def digits(root: Path, settings: str) -> Graph:  # noqa: ARG001
     nodes = len(labels)
     ranked = np.sort(distance * nodes + np.arange(nodes), axis=1)[:, :neighbours]  # ties: the lower node
     edges = np.stack([np.repeat(np.arange(nodes), neighbours), (ranked % nodes).ravel()])
-    return clean("digits", pixels / 16, edges, labels)
+    return make_graph("digits", pixels / 16, edges, labels)
 
 
 def arxiv(root: Path, settings: str) -> Graph:
@@ -286,21 +294,21 @@ def arxiv(root: Path, settings: str) -> Graph:
     if not (folder / "raw").is_dir():
         _download_arxiv(root)
     try:
-        nodes = int(_gzipped(folder / "raw" / "num-node-list.csv.gz", np.int64)[0, 0])
-        x = _gzipped(folder / "raw" / "node-feat.csv.gz", np.float32)
-        y = _gzipped(folder / "raw" / "node-label.csv.gz", np.float64)
-        edges = _gzipped(folder / "raw" / "edge.csv.gz", np.int64)
+        nodes = int(_read_gzipped_csv(folder / "raw" / "num-node-list.csv.gz", np.int64)[0, 0])
+        x = _read_gzipped_csv(folder / "raw" / "node-feat.csv.gz", np.float32)
+        y = _read_gzipped_csv(folder / "raw" / "node-label.csv.gz", np.float64)
+        edges = _read_gzipped_csv(folder / "raw" / "edge.csv.gz", np.int64)
         masks = {}
         for mask, file in (("train", "train"), ("validation", "valid"), ("test", "test")):
             masks[mask] = np.zeros(nodes, bool)
-            masks[mask][_gzipped(folder / "split" / "time" / f"{file}.csv.gz", np.int64)[:, 0]] = True
-        return clean("ogbn-arxiv", x, edges.T, y, masks=masks)
-    except (*DAMAGED, InputError) as error:
+            masks[mask][_read_gzipped_csv(folder / "split" / "time" / f"{file}.csv.gz", np.int64)[:, 0]] = True
+        return make_graph("ogbn-arxiv", x, edges.T, y, masks=masks)
+    except (*DAMAGED_FILE_ERRORS, InputError) as error:
         raise _damaged("ogbn-arxiv", folder, error) from error
 
 
-def _gzipped(path: Path, kind: type) -> Any:
-    return np.loadtxt(path, dtype=kind, delimiter=",", ndmin=2)
+def _read_gzipped_csv(path: Path, dtype: type) -> Any:
+    return np.loadtxt(path, dtype=dtype, delimiter=",", ndmin=2)
 
 
 def _download_arxiv(root: Path) -> None:
@@ -320,26 +328,20 @@ def _download_arxiv(root: Path) -> None:
 
 def synthetic(root: Path, settings: str) -> Graph:  # noqa: ARG001
     """A generated graph, with settings such as 'nodes=1000,degree=10'."""
-    kinds = {name: entry.annotation for name, entry in inspect.signature(generate).parameters.items() if name != "name"}
-    chosen: dict[str, Any] = {}
+    parameters = inspect.signature(generate).parameters.items()
+    kinds = {name: parameter.annotation for name, parameter in parameters if name != "name"}
+    values: dict[str, Any] = {}
     for setting in filter(None, settings.split(",")):
-        key, _, value = (part.strip() for part in setting.partition("="))
+        key, _, text = (part.strip() for part in setting.partition("="))
         if key not in kinds:
             raise InputError(f"The synthetic graph has no setting '{key}'; its settings are {', '.join(kinds)}.")
         try:
-            chosen[key] = kinds[key](value)
+            values[key] = kinds[key](text)
         except ValueError as error:
-            raise InputError(f"The synthetic graph's setting {key} is a {WORDS[kinds[key]]}, not '{value}'.") from error
-    return generate(**chosen, name=f"synthetic:{settings}" if settings else "synthetic")
+            raise InputError(
+                f"The synthetic graph's setting {key} is a {TYPE_NAMES[kinds[key]]}, not '{text}'."
+            ) from error
+    return generate(**values, name=f"synthetic:{settings}" if settings else "synthetic")
 
 
-WORDS = {int: "whole number", float: "number"}
-
-DATASETS: dict[str, Callable[[Path, str], Graph]] = {
-    "digits": digits,
-    **{title.lower(): partial(pyg, title, kind) for title, kind in PYG.items()},
-    "ogbn-arxiv": arxiv,
-    "synthetic": synthetic,
-}
-
-SUFFIXES: dict[str, Callable[[Graph], Graph]] = {"lcc": largest_component}
+TYPE_NAMES = {int: "whole number", float: "number"}

@@ -21,7 +21,7 @@ SPARSE_BELOW = 0.1  # features with at most this share of non-zero cells are kep
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """An undirected graph with node features and labels; `clean` is the way to make one."""
+    """An undirected graph with node features and labels; `make_graph` is the way to make one."""
 
     name: str
     x: Features
@@ -53,7 +53,7 @@ class Graph:
         return {name: getattr(self, name) for name in MASKS if getattr(self, name) is not None}
 
 
-def clean(
+def make_graph(
     name: str,
     x: Any,
     edges: ArrayLike,

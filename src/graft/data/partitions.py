@@ -2,7 +2,6 @@
 
 import heapq
 import inspect
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
-from graft.data.cards import fingerprint
-from graft.data.graphs import Graph, Ints, adjacency
+from graft.data import PARTITIONS, check_partition
+from graft.data.graphs import Graph, Ints, adjacency, undirected
+from graft.data.partition_files import read_partition
 from graft.data.streams import check_seed, stream
 from graft.errors import InputError
 
@@ -21,16 +21,18 @@ FEDSAGE_TOLERANCE = 20  # nodes; FedSage's delta
 
 
 def partition(graph: Graph, clients: int | None, by: str | Path = "louvain", seed: int = 0, **options: Any) -> Ints:
-    """The client of every node, by a method of `names()` or from a file; every client gets at least one node."""
+    """The client id of every node, by a method of `names()` or from a file; every client gets at least one node."""
     check_seed(seed)
-    if str(by) not in METHODS:
+    check_partition(by)
+    if str(by) not in PARTITIONS:
         return _from_file(graph, clients, by, options)
-    method = METHODS[str(by)]
-    known = [name for name, entry in inspect.signature(method).parameters.items() if entry.kind == entry.KEYWORD_ONLY]
+    method = PARTITIONS[str(by)]
+    parameters = inspect.signature(method).parameters.items()
+    possible = [name for name, parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
     for option in options:
-        if option not in known:
+        if option not in possible:
             raise InputError(
-                f"Partition '{by}' has no option '{option}'; its options are {', '.join(known) or 'none'}."
+                f"Partition '{by}' has no option '{option}'; its options are {', '.join(possible) or 'none'}."
             )
     if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
         raise InputError(f"The number of clients is a whole number of at least 1, not {clients!r}.")
@@ -41,8 +43,8 @@ def partition(graph: Graph, clients: int | None, by: str | Path = "louvain", see
 
 
 def names() -> list[str]:
-    """The methods that `partition` knows."""
-    return list(METHODS)
+    """The names of the partition methods."""
+    return list(PARTITIONS)
 
 
 def _fill_empty(membership: Ints, clients: int) -> Ints:
@@ -56,7 +58,7 @@ def _fill_empty(membership: Ints, clients: int) -> Ints:
     return membership
 
 
-def _choose(table: dict[str, Any], option: str, value: Any) -> Any:
+def _look_up(table: dict[str, Any], option: str, value: Any) -> Any:
     if value not in table:
         raise InputError(f"Option {option}='{value}' does not exist; choose one of {', '.join(table)}.")
     return table[value]
@@ -73,21 +75,21 @@ def _check_positive(option: str, value: Any) -> None:
 def louvain(
     graph: Graph, clients: int, seed: int, *, resolution: float = 1.0, cut: str = "bfs", packing: str = "balanced"
 ) -> Ints:
-    """Communities of high modularity (a larger resolution gives smaller ones), packed onto clients of like size."""
+    """Communities of high modularity (a larger resolution gives smaller ones), packed onto clients of similar size."""
     _check_positive("resolution", resolution)
-    order = _choose(CUTS, "cut", cut)
-    limit, pack = _choose(PACKINGS, "packing", packing)
+    order = _look_up(CUTS, "cut", cut)
+    limit, pack = _look_up(PACKINGS, "packing", packing)
     if clients == 1:
         return np.zeros(graph.nodes, np.int64)
-    cap = limit(graph, clients)
+    largest = limit(graph, clients)
     links = adjacency(graph.nodes, graph.edges)
     groups = []
     for nodes in _communities(graph, resolution, seed):
-        if len(nodes) <= cap:
+        if len(nodes) <= largest:
             groups.append(nodes)
         else:
             ordered = nodes[order(links, nodes)]
-            groups += [ordered[first : first + cap] for first in range(0, len(nodes), cap)]
+            groups += [ordered[start : start + largest] for start in range(0, len(nodes), largest)]
     groups.sort(key=lambda group: (-len(group), group.min()))
     membership = np.empty(graph.nodes, np.int64)
     for group, client in zip(groups, pack([len(group) for group in groups], graph.nodes, clients), strict=True):
@@ -100,15 +102,14 @@ def _communities(graph: Graph, resolution: float, seed: int) -> list[Ints]:
         import igraph
     except ImportError as error:
         raise InputError("Partition 'louvain' needs the igraph package: pip install igraph.") from error
-    once = graph.edges[:, graph.edges[0] < graph.edges[1]]
-    links = igraph.Graph(n=graph.nodes, edges=np.ascontiguousarray(once.T))
+    links = igraph.Graph(n=graph.nodes, edges=np.ascontiguousarray(undirected(graph.edges).T))
     igraph.set_random_number_generator(random.Random(seed))
     try:
-        found = np.asarray(links.community_multilevel(resolution=resolution).membership)
+        community = np.asarray(links.community_multilevel(resolution=resolution).membership)
     finally:
         igraph.set_random_number_generator(random)
-    order = np.argsort(found, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(found))[:-1])
+    order = np.argsort(community, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(community))[:-1])
 
 
 def _stored_order(links: csr_array, nodes: Ints) -> Ints:  # noqa: ARG001
@@ -116,10 +117,10 @@ def _stored_order(links: csr_array, nodes: Ints) -> Ints:  # noqa: ARG001
 
 
 def _breadth_first(links: csr_array, nodes: Ints) -> Ints:
-    own = links[nodes][:, nodes]
-    starts = np.unique(connected_components(own, directed=False)[1], return_index=True)[1]
+    induced = links[nodes][:, nodes]
+    roots = np.unique(connected_components(induced, directed=False)[1], return_index=True)[1]
     return np.concatenate(
-        [breadth_first_order(own, start, directed=False, return_predecessors=False) for start in starts]
+        [breadth_first_order(induced, root, directed=False, return_predecessors=False) for root in roots]
     )
 
 
@@ -138,7 +139,7 @@ def _fedsage_limit(graph: Graph, clients: int) -> int:
 
 
 def _balanced(sizes: list[int], nodes: int, clients: int) -> list[int]:  # noqa: ARG001
-    """Each group to the client that is smallest by then, the lowest of several."""
+    """The client of each group: the one that is smallest by then, the lowest of several."""
     heap = [(0, client) for client in range(clients)]
     owners = []
     for size in sizes:
@@ -149,21 +150,24 @@ def _balanced(sizes: list[int], nodes: int, clients: int) -> list[int]:  # noqa:
 
 
 def _fedsage(sizes: list[int], nodes: int, clients: int) -> list[int]:
-    """FedSage's circle of owners (Zhang et al., NeurIPS 2021); a group that fits nowhere goes to the smallest."""
+    """The client of each group, by FedSage's circle of owners (Zhang et al., NeurIPS 2021).
+
+    A group that fits nowhere goes to the smallest client.
+    """
     target = nodes // clients
     held = [0] * clients
-    circle, at = list(range(clients)), 0
+    circle, pointer = list(range(clients)), 0
     owners = []
     for size in sizes:
-        while len(circle) > 1 and held[circle[at]] >= target:
-            del circle[at]
-            at %= len(circle)
-        turns = range(at, at + len(circle))
+        while len(circle) > 1 and held[circle[pointer]] >= target:
+            del circle[pointer]
+            pointer %= len(circle)
+        turns = range(pointer, pointer + len(circle))
         fits = (turn for turn in turns if held[circle[turn % len(circle)]] + size < target + FEDSAGE_TOLERANCE)
-        smallest = min(range(len(circle)), key=lambda place: (held[circle[place]], circle[place]))
-        at = next(fits, smallest) % len(circle)
-        held[circle[at]] += size
-        owners.append(circle[at])
+        smallest = min(range(len(circle)), key=lambda index: (held[circle[index]], circle[index]))
+        pointer = next(fits, smallest) % len(circle)
+        held[circle[pointer]] += size
+        owners.append(circle[pointer])
     return owners
 
 
@@ -175,7 +179,7 @@ PACKINGS = {"balanced": (_balanced_limit, _balanced), "fedsage": (_fedsage_limit
 
 
 def metis(graph: Graph, clients: int, seed: int) -> Ints:
-    """Parts of like size with few edges between them (Karypis and Kumar, 1998)."""
+    """Parts of similar size with few edges between them (Karypis and Kumar, 1998)."""
     try:
         import pymetis
     except ImportError as error:
@@ -188,31 +192,23 @@ def metis(graph: Graph, clients: int, seed: int) -> Ints:
     return np.array(parts, np.int64)
 
 
-def random_sizes(graph: Graph, clients: int, seed: int) -> Ints:
-    """Nodes dealt out at random, as many to each client as can be."""
+def random_nodes(graph: Graph, clients: int, seed: int) -> Ints:
+    """Nodes drawn at random, the same number for each client, or one more."""
     return stream("partition", seed).permutation(np.arange(graph.nodes) % clients)
 
 
 def label_skew(graph: Graph, clients: int, seed: int, *, alpha: float = 0.5) -> Ints:
-    """Each class shared out in proportions drawn from a Dirichlet(alpha); unlabelled nodes are dealt out evenly."""
+    """Each class divided in proportions drawn from a Dirichlet(alpha); unlabelled nodes are divided evenly."""
     _check_positive("alpha", alpha)
     rng = stream("partition", seed)
     membership = np.empty(graph.nodes, np.int64)
     for label in range(graph.classes):
         nodes = rng.permutation(np.flatnonzero(graph.y == label))
-        upto = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(nodes)
-        membership[nodes] = np.searchsorted(upto, np.arange(len(nodes)), side="right")
+        stops = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(nodes)
+        membership[nodes] = np.searchsorted(stops, np.arange(len(nodes)), side="right")
     unlabelled = np.flatnonzero(graph.y < 0)
     membership[unlabelled] = rng.permutation(np.arange(len(unlabelled)) % clients)
     return membership
-
-
-METHODS: dict[str, Callable[..., Ints]] = {
-    "louvain": louvain,
-    "metis": metis,
-    "random": random_sizes,
-    "label-skew": label_skew,
-}
 
 
 # Saved partitions.
@@ -220,51 +216,12 @@ METHODS: dict[str, Callable[..., Ints]] = {
 
 def _from_file(graph: Graph, clients: int | None, by: str | Path, options: dict[str, Any]) -> Ints:
     path = Path(by)
-    if path.suffix not in READERS or not path.is_file():
-        raise InputError(
-            f"There is no partition method or file '{by}'; the methods are {', '.join(METHODS)}, and a file of client "
-            f"ids ends in {', '.join(READERS)}."
-        )
     if options:
         raise InputError(f"The saved partition {path} takes no options, but {', '.join(options)} was given.")
-    try:
-        read = np.asarray(READERS[path.suffix](path))
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a readable file of client ids: {error}.") from error
-    if read.ndim != 1 or read.dtype.kind not in "iu":
-        raise InputError(f"{path} must hold one client id, a whole number, for each node.")
-    membership: Ints = read.astype(np.int64)
+    membership = read_partition(path)
     if len(membership) != graph.nodes:
         raise InputError(f"{path} has client ids for {len(membership)} nodes, but '{graph.name}' has {graph.nodes}.")
     count = int(membership.max()) + 1
-    if membership.min() < 0 or len(np.unique(membership)) != count:
-        raise InputError(f"The client ids in {path} must be 0 to {count - 1}, each of them with at least one node.")
     if clients is not None and clients != count:
         raise InputError(f"{path} is a partition into {count} clients, but {clients} were asked for.")
     return membership
-
-
-def _read_array(path: Path) -> Any:
-    return np.load(path, allow_pickle=False)
-
-
-def _read_lines(path: Path) -> Any:
-    return [int(line) for line in path.read_text(encoding="utf-8-sig").split()]
-
-
-def _read_json(path: Path) -> Any:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        return content
-    membership = np.asarray(content["membership"])
-    if "hash" in content and fingerprint(membership) != content["hash"]:
-        raise ValueError("its membership does not belong to its hash")
-    return membership
-
-
-READERS: dict[str, Callable[[Path], Any]] = {
-    ".npy": _read_array,
-    ".json": _read_json,
-    ".csv": _read_lines,
-    ".txt": _read_lines,
-}

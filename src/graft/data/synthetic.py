@@ -6,7 +6,7 @@ Karrer and Newman, "Stochastic blockmodels and community structure in networks",
 import numpy as np
 from numpy.typing import NDArray
 
-from graft.data.graphs import Graph, Ints, clean, sorted_unique
+from graft.data.graphs import Graph, Ints, make_graph, sorted_unique
 from graft.data.streams import stream
 from graft.errors import InputError
 
@@ -40,7 +40,7 @@ def generate(
     pairs = np.concatenate([sampler.sample(inside, same=True), sampler.sample(edges - inside, same=False)])
     ends = np.stack(np.divmod(pairs, nodes))
     del pairs
-    return clean(name, _features(y, classes, features, signal, rng), ends, y, classes)
+    return make_graph(name, _features(y, classes, features, signal, rng), ends, y, classes)
 
 
 def _check(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from graft.data.graphs import MASKS, Graph, Ints, clean
+from graft.data.graphs import MASKS, Graph, Ints, make_graph
 from graft.errors import InputError
 
 
@@ -30,7 +30,7 @@ def read_tables(folder: Path) -> Graph:
         raise InputError(f"{nodes} has a header but no node.")
     y, classes = _labels(nodes, labels)
     masks = {name: np.array(splits) == name for name in MASKS} if splits[0] is not None else None
-    return clean(folder.resolve().name, np.array(rows), _edges(folder / "edges.csv", ids), y, classes, masks)
+    return make_graph(folder.resolve().name, np.array(rows), _edges(folder / "edges.csv", ids), y, classes, masks)
 
 
 def _rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:

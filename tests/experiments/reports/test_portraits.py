@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graft.cli import app
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.experiments.reports.figures import Heat, heat_maps
 from graft.experiments.reports.portraits import draw, metrics, scaled
 from graft.experiments.studies import PORTRAITS
@@ -21,7 +21,7 @@ TINY = Portrait(
 
 def test_structure_of_a_triangle_with_a_tail():
     edges = np.array([[0, 1, 2, 2], [1, 2, 0, 3]])
-    graph = clean("toy", np.eye(5), edges, np.array([0, 0, 0, 1, 1]), 2)
+    graph = make_graph("toy", np.eye(5), edges, np.array([0, 0, 0, 1, 1]), 2)
     card = {"nodes": 5, "edges": 4, "components": 2, "isolated": 1, "homophily": 0.75}
     # Degrees 2, 2, 3, 1, 0: ten ordered pairs of neighbours, of which six are joined.
     assert metrics(graph, card) == [5, 4, 1.6, 2, 1, 0.75, 0.6]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.federation.topologies import Topology
@@ -26,7 +26,7 @@ def labelled(nodes, edges, labels, seed=0):
     x = np.random.default_rng(seed).normal(size=(nodes, 5))
     edges = np.array(edges, int).reshape(-1, 2).T
     masks = {"train": np.ones(nodes, bool), "validation": np.zeros(nodes, bool), "test": np.zeros(nodes, bool)}
-    return clean("path", x, edges, labels, 2, masks)
+    return make_graph("path", x, edges, labels, 2, masks)
 
 
 def three_paths():

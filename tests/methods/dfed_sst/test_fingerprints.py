@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from graft.data.graphs import adjacency, clean
+from graft.data.graphs import adjacency, make_graph
 from graft.methods.dfed_sst import fingerprints
 from graft.methods.dfed_sst.fingerprints import (
     Paths,
@@ -24,7 +24,7 @@ SOFT = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.1, 0.9]])
 
 
 def paths_of(nodes, edges):
-    graph = clean("toy", np.ones((nodes, 1)), np.array(edges, int).reshape(-1, 2).T, np.zeros(nodes, int))
+    graph = make_graph("toy", np.ones((nodes, 1)), np.array(edges, int).reshape(-1, 2).T, np.zeros(nodes, int))
     matrix = adjacency(nodes, graph.edges)
     return Paths(matrix.indptr, matrix.indices)
 

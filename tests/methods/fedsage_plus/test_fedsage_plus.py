@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
@@ -32,7 +32,7 @@ class Keen(FedSagePlus):
 
 def star():
     """Node 0 in the middle of nodes 1 to 4."""
-    return clean("star", np.eye(5), np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), np.zeros(5, int), 1)
+    return make_graph("star", np.eye(5), np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), np.zeros(5, int), 1)
 
 
 def eager(played_or_fleet, count=2.5):
@@ -115,7 +115,7 @@ def test_loss_of_features_by_hand():
     """Two slots; one training node with one hidden neighbour at (1, 0) of two training nodes."""
     method = FedSagePlus(slots=2)
     x = np.array([[1, 0], [0, 0], [0, 0], [0, 0]], float)
-    graph = clean("small", x, np.array([[0, 2], [1, 3]]), np.zeros(4, int), 1)
+    graph = make_graph("small", x, np.array([[0, 2], [1, 3]]), np.zeros(4, int), 1)
     graph = replace(graph, train=np.array([0, 1, 1, 0], bool), validation=np.array([1, 0, 0, 0], bool), test=None)
     fleet = toy_setup(method, graphs=[graph]).fleet([0])
     method.start_client(fleet)

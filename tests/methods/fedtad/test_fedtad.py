@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.federation.exchange import Clients, Server, Traffic
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 def path_graph(labels=(0, 0, 1), train=(True, True, True), edges=((0, 1), (1, 2)), x=((1, 0), (1, 0), (0, 1))):
     masks = {"train": np.array(train), "validation": ~np.array(train), "test": ~np.array(train)}
     pairs = np.array(edges).T if edges else np.empty((2, 0), int)
-    return clean("path", np.array(x, float), pairs, np.array(labels), 2, masks)
+    return make_graph("path", np.array(x, float), pairs, np.array(labels), 2, masks)
 
 
 def told_by(graphs, round=1, **settings):

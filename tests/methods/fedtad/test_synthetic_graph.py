@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
-from graft.data.graphs import clean
+from graft.data.graphs import make_graph
 from graft.graphs.fleet_graph import build_fleet_graph
 from graft.methods.fedtad.disclosure import disclosed, merge_disclosed
 from graft.methods.fedtad.synthetic_graph import PseudoGraph, nearest, neighbour_graph, stacked_logits
@@ -26,7 +26,7 @@ def features(seed=0, nodes=NODES):
 def as_client(pseudo, models):
     """The same graph as clients hold theirs, one copy a model."""
     edges = pseudo.adjacency.nonzero().T.numpy()
-    graph = clean("same", pseudo.features[0].detach().numpy(), edges, np.zeros(NODES, int), 3)
+    graph = make_graph("same", pseudo.features[0].detach().numpy(), edges, np.zeros(NODES, int), 3)
     return build_fleet_graph([graph] * models, torch.device("cpu"))
 
 
