@@ -22,10 +22,10 @@ MUTUAL = Topology("random-undirected", mixing="metropolis")
 
 @dataclass(frozen=True)
 class DPSGD(PeerMethod):
-    """Peers train and take a mean with their neighbours that keeps the mean over all peers."""
+    """Peers train and mix with their neighbours by weights that preserve the mean over all peers."""
 
-    # fl: train, then mix. dispfl: take a plain mean, then train, as the code of Dis-PFL has it. original: take a
-    # gradient, mix, and then go one step of SGD.
+    # fl: train, then mix. dispfl: take a plain mean, then train, as the code of Dis-PFL does. original: compute a
+    # gradient, mix, and then take one step of SGD.
     mode: Literal["fl", "original", "dispfl"] = "fl"
 
     def round(self, peers: Peers) -> None:  # type: ignore[override]
@@ -41,16 +41,16 @@ class DPSGD(PeerMethod):
 
     @step
     def share_untrained(self, fleet: Fleet) -> dict[str, Weights]:
-        """Send the model as it was before the own gradient."""
+        """Send the model as it was before training."""
         return {"model": fleet.state.model}
 
     @step
     def mix_and_move(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Mix what was heard, then go as far as the own gradient took the own model."""
-        move = difference(fleet.state.trained, fleet.state.model)
-        fleet.state.model = add_update(mix_models(inbox.sent.model, inbox.links), move)
+        """Mix the received models, then apply the own gradient step."""
+        update = difference(fleet.state.trained, fleet.state.model)
+        fleet.state.model = add_update(mix_models(inbox.sent.model, inbox.links), update)
         return {}
 
     def training(self, fleet: Fleet) -> Training:
-        # A step of Adam depends on more than the gradient, so it cannot be moved to another place.
+        # A step of Adam depends on more than the gradient, so it cannot be applied to another model.
         return replace(fleet.training, epochs=1, optimizer="sgd") if self.mode == "original" else fleet.training

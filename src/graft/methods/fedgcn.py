@@ -14,6 +14,6 @@ from graft.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedGCN(FedAvg):
-    """FedAvg of a graph convolutional network, whatever models are asked for; not the NeurIPS 2023 method."""
+    """FedAvg of a graph convolutional network, whatever `models` is; not the NeurIPS 2023 method."""
 
     architecture: ClassVar[str | None] = "gcn"

@@ -10,6 +10,6 @@ from graft.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedMLP(FedAvg):
-    """FedAvg of a multilayer perceptron, whatever models are asked for; FedOMD scores the global model."""
+    """FedAvg of a multilayer perceptron, whatever `models` is; FedOMD scores the global model."""
 
     architecture: ClassVar[str | None] = "mlp"

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrototypeMethod(Method):
-    """Clients keep models of any kind and send their mean embedding of each class; embeddings are pulled to what
-    the server makes of them.
+    """Clients keep models of any architecture and send their mean embedding of each class; embeddings are pulled
+    towards what the server makes of these means.
 
-    Every message has a row for each class. Counts, or a mask of presence, say which rows mean something: the rows of
-    absent classes travel, and are counted as sent, but nobody reads them. Clients that classify by prototypes are
-    sent the new ones after the round as well; one that has heard of none yet answers by its classifier.
+    Every message has a row for each class. Counts, or a mask, tell which classes are present: the rows of absent
+    classes are sent, and counted as sent, but never used. Clients that classify by prototypes are also sent the new
+    ones after the round; until then they predict by their classifier.
     """
 
     heterogeneous: ClassVar[bool] = True
 
     lam: Annotated[float, Ge(0)] = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
-    inference: Literal["head", "prototype"] = "head"  # answer by the classifier, or by the nearest known prototype
+    inference: Literal["head", "prototype"] = "head"  # predict by the classifier, or by the nearest prototype
 
     def start_server(self, server: Server) -> None:
         width, classes = self.common_shape(server)
@@ -89,25 +89,25 @@ class PrototypeMethod(Method):
         """The width of every client's embeddings, and the number of classes."""
         shapes = {model: output_shape(server, model) for model in dict.fromkeys(server.models)}
         if len(set(shapes.values())) > 1:
-            found = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
+            sizes = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
             raise InputError(
                 f"{type(self).__name__} compares embeddings across clients, so all models need embeddings of one width "
-                f"and the same number of classes, not {found}."
+                f"and the same number of classes, not {sizes}."
             )
         return next(iter(shapes.values()))
 
 
 @dataclass(frozen=True)
 class FedProto(PrototypeMethod):
-    """The prototype of a class is the mean of what its owners sent."""
+    """The prototype of a class is the mean over the clients that have it."""
 
-    aggregation: Literal["uniform", "count"] = "uniform"  # a vote for every owner, or for each of its training nodes
-    per_class: bool = False  # whether the pull is a sum of means over each class (OpenFGL) and not one mean over nodes
+    aggregation: Literal["uniform", "count"] = "uniform"  # one vote a client, or one a training node
+    per_class: bool = False  # whether the pull is a sum of means over each class (OpenFGL), not one mean over nodes
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.known)
         server.state.known = self.combine(replies.prototypes, replies.counts, server.state.known)
-        # Embeddings and prototypes may shrink together; this shows it.
+        # Embeddings and prototypes may collapse together; this shows it.
         server.record(prototype_norm=mean_norm(server.state.known))
         self.tell(server, clients)
 
@@ -130,8 +130,8 @@ def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class
     _, labels, shares = fleet.train_nodes
     prototypes: Tensor = known["prototypes"]
     present: Tensor = known["present"]
-    wanted = gather_nodes(prototypes, labels)
-    errors = (embedding - wanted).square().mean(2)
+    targets = gather_nodes(prototypes, labels)
+    errors = (embedding - targets).square().mean(2)
     pulled = (shares > 0) & present.gather(1, labels)
     if per_class:
         sizes = members(fleet, present.shape[1]).sum(1).clamp(min=1)
@@ -140,28 +140,28 @@ def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class
 
 
 def class_means(fleet: Fleet, output: Output) -> Tree:
-    """Each client's mean embedding of its training nodes of every class, and how many those are."""
-    belongs = members(fleet, output.logits.shape[2])
-    counts = belongs.sum(1)
-    sums = belongs.to(output.embedding).transpose(1, 2) @ fleet.at_train_nodes(output.embedding)
+    """Each client's mean embedding of its training nodes of every class, and their number."""
+    one_hot = members(fleet, output.logits.shape[2])
+    counts = one_hot.sum(1)
+    sums = one_hot.to(output.embedding).transpose(1, 2) @ fleet.at_train_nodes(output.embedding)
     return Tree(prototypes=sums / counts.clamp(min=1).unsqueeze(2), counts=counts)
 
 
 def members(fleet: Fleet, classes: int) -> Tensor:
-    """Which training node belongs to which class, [clients, training nodes, classes]."""
+    """The classes of training nodes, one-hot, [clients, training nodes, classes]."""
     _, labels, shares = fleet.train_nodes
     return (labels.unsqueeze(2) == torch.arange(classes, device=labels.device)) & (shares > 0).unsqueeze(2)
 
 
 def owner_means(prototypes: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
-    """Means over the clients that have a vote on a class, and which classes have such clients."""
+    """Means over the clients that have a class, and a mask of the classes that any client has."""
     totals = votes.sum(0)
     shares = (votes / totals.clamp(min=1)).to(prototypes)
     return torch.einsum("kc,kcd->cd", shares, prototypes), totals > 0
 
 
 def distances(points: Tensor, prototypes: Tensor) -> Tensor:
-    """Euclidean; not through squares of the norms, whose difference may be negative."""
+    """Euclidean distances; not by the squares of the norms, whose difference may be negative."""
     return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
 
 

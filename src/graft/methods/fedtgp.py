@@ -27,7 +27,7 @@ class FedTGP(PrototypeMethod):
 
     margin_cap: Annotated[float, Ge(0), Le(math.inf)] = 100.0  # tau: the largest margin; inf: no cap
     server_epochs: Annotated[int, Ge(0)] = 100  # S: full-batch steps of Adam on the server in a round
-    server_learning_rate: Annotated[float, Gt(0)] = 0.01  # of those steps
+    server_learning_rate: Annotated[float, Gt(0)] = 0.01  # of these steps
     hidden: Annotated[int, Ge(0)] = 0  # width of the generator's hidden layer; 0: as wide as the embeddings
 
     def start_server(self, server: Server) -> None:
@@ -44,7 +44,7 @@ class FedTGP(PrototypeMethod):
         margin = self.margin(replies.prototypes, owned)
         self.train_generator(server, replies.prototypes, owned, margin)
         prototypes = generate(server.state.generator)
-        # The generator also speaks of classes that nobody has; the mask keeps them out of every loss and answer.
+        # The generator also makes prototypes of classes that nobody has; the mask keeps them out of losses and logits.
         server.state.known = Tree(prototypes=prototypes, present=server.state.known.present | owned.any(0))
         server.record(
             prototype_norm=mean_norm(server.state.known),
@@ -78,15 +78,15 @@ def contrast(sent: Tensor, owned: Tensor, prototypes: Tensor, margin: Tensor | f
     """Cross-entropy on negative distances between what clients sent [clients, classes, width] and the prototypes,
     the right one of which is handicapped by the margin; a mean over all that was sent."""
     classes = torch.arange(len(prototypes), device=prototypes.device)
-    far = distances(sent.flatten(0, 1), prototypes).view(*owned.shape, -1)
-    scores = -(far + margin * (classes.unsqueeze(1) == classes))
-    losses = functional.cross_entropy(scores.flatten(0, 1), classes.repeat(len(sent)), reduction="none")
+    separation = distances(sent.flatten(0, 1), prototypes).view(*owned.shape, -1)
+    logits = -(separation + margin * (classes.unsqueeze(1) == classes))
+    losses = functional.cross_entropy(logits.flatten(0, 1), classes.repeat(len(sent)), reduction="none")
     return (losses * owned.flatten()).sum() / owned.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class Generator(Model):
-    """A vector for every class and two linear layers that make its prototype."""
+    """An embedding for every class and two linear layers that make its prototype."""
 
     classes: int
     width: int
@@ -104,5 +104,5 @@ class Generator(Model):
 
 def generate(weights: Weights) -> Tensor:
     """The prototype of every class, [classes, width]."""
-    made: Tensor = linear(torch.relu(linear(weights["classes"], weights["first"])), weights["second"])
-    return made.squeeze(0)
+    prototypes: Tensor = linear(torch.relu(linear(weights["classes"], weights["first"])), weights["second"])
+    return prototypes.squeeze(0)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FML(Method):
-    """Every client keeps a model of any shape and borrows a small meme; the two teach each other, and memes are
-    averaged."""
+    """Every client keeps a model of any architecture and trains it together with a small meme; the two distil into each
+    other, and memes are averaged."""
 
     heterogeneous: ClassVar[bool] = True
 
     alpha: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the local model's loss, beside distillation
     beta: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the meme's loss, beside distillation
-    meme: str = "gcn"  # architecture of the model that travels
+    meme: str = "gcn"  # architecture of the model that is sent
     temperature: Annotated[float, Gt(0)] = 1.0  # softens the predictions of both where they are compared
     kd_nodes: Nodes = "train"  # where they are compared: on training nodes, or on all nodes of the client
     weighting: Literal["uniform", "by_weight"] = "uniform"  # all memes alike, or by the experiment's weight_by
@@ -56,12 +56,12 @@ class FML(Method):
         return Tree(meme=pair.meme, **vote)
 
     def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
-        """What the local model and the meme each want to lower."""
+        """The losses of the local model and of the meme."""
         local = fleet.forward(pair["local"]).logits
         meme = fleet.forward(pair["meme"], fleet.architecture(self.meme)).logits
         return self.learn(fleet, local, meme, self.alpha), self.learn(fleet, meme, local, self.beta)
 
     def learn(self, fleet: Fleet, student: Tensor, teacher: Tensor, labels: float) -> Tensor:
-        """The loss of one model that learns from the labels and from the other."""
-        told = divergence(teacher, student, nodes_of(fleet, self.kd_nodes), self.temperature)
-        return labels * fleet.cross_entropy(student) + (1 - labels) * told
+        """The loss of one of the two models: labels, and distillation from the other."""
+        distilled = divergence(teacher, student, nodes_of(fleet, self.kd_nodes), self.temperature)
+        return labels * fleet.cross_entropy(student) + (1 - labels) * distilled

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gossip(PeerMethod):
-    """Peers cut their models into segments and pull each of them from others, drawn anew every time.
+    """Peers split their models into segments and pull each of them from other peers, drawn anew for every segment.
 
-    One segment and one source is plain gossip. Votes are those of the experiment (weight_by). Buffers stay with their
-    owner.
+    One segment and one source is plain gossip. Means are weighted as the experiment sets it (weight_by). Buffers are
+    not exchanged.
     """
 
-    segments: Annotated[int, Ge(1)] = 10  # S: into how many a model is cut
-    sources: Annotated[int, Ge(0)] = 2  # R: from how many others a segment is pulled; 0 is local training
+    segments: Annotated[int, Ge(1)] = 10  # S: number of segments of a model
+    sources: Annotated[int, Ge(0)] = 2  # R: from how many peers a segment is pulled; 0 is local training
 
     def round(self, peers: Peers) -> None:  # type: ignore[override]
         peers.do(self.train)
@@ -36,36 +36,36 @@ class Gossip(PeerMethod):
 
     @step
     def cut(self, fleet: Fleet) -> dict[str, Tensor]:
-        """Send the trained model in segments, and with each of them the own vote."""
+        """Send the trained model in segments, each with the own weight in means."""
         parts = trainable(fleet.state.trained, fleet.model.frozen)
         vector = torch.cat([leaf.reshape(len(leaf), -1) for _, leaf in flatten(parts)], 1)
         count = self.number_of_segments(fleet)
-        # All are of one length; the last one ends with zeros that nobody reads.
+        # All are of one length; the last one is padded with zeros.
         segments = functional.pad(vector, (0, -vector.shape[1] % count)).view(len(vector), count, -1)
         return {"segments": segments, "vote": fleet.weight.float().unsqueeze(1).expand(-1, count)}
 
     @step
     def pull(self, fleet: Fleet) -> dict[str, Tensor]:
-        """Whom to ask for each segment."""
+        """Draw the sources of each segment."""
         others = everyone_else(fleet).unsqueeze(1).expand(-1, self.number_of_segments(fleet), -1)
         return {"links": equal_links(fleet, draw_peers(fleet.random, others, self.sources))}
 
     @step
     def assemble(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the mean of what was heard of each segment, and of the own, by votes."""
+        """Take the weighted mean of each segment over its sources and the peer itself."""
         votes = inbox.sent.vote[0].T  # [segments, senders]
         heard = inbox.links != 0
-        counted = (heard if heard.dim() == 3 else heard.unsqueeze(1)) * votes
-        shares = counted / counted.sum(2, keepdim=True)
+        weights = (heard if heard.dim() == 3 else heard.unsqueeze(1)) * votes
+        shares = weights / weights.sum(2, keepdim=True)
         vector = mix_models({"segments": inbox.sent.segments}, shares).segments.flatten(1)
-        model, place = dict(flatten(fleet.state.trained)), 0
+        model, offset = dict(flatten(fleet.state.trained)), 0
         for path, leaf in flatten(trainable(fleet.state.trained, fleet.model.frozen)):
-            model[path] = vector[:, place : place + leaf[0].numel()].view_as(leaf)
-            place += leaf[0].numel()
+            model[path] = vector[:, offset : offset + leaf[0].numel()].view_as(leaf)
+            offset += leaf[0].numel()
         fleet.state.model = unflatten(model)
         return {}
 
     def number_of_segments(self, fleet: Fleet) -> int:
-        """As many as wished, but none without a weight."""
+        """As many as the field asks for, but at most one a weight."""
         weights: int = sum(leaf[0].numel() for _, leaf in flatten(trainable(fleet.state.trained, fleet.model.frozen)))
         return min(self.segments, weights)

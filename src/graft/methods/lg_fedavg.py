@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """Encoders of any kind stay private; the linear head on top of them is averaged.
+    """Encoders of any architecture stay private; the linear head on top of them is averaged.
 
     Nothing aligns the coordinates of different encoders but the head that all start from, the server's. There is no
     warm start from a FedAvg model, which different encoders could not have.
     """
 
-    share: Literal["head", "all", "nothing"] = "head"  # what travels: "all" is FedAvg, "nothing" is local training
+    share: Literal["head", "all", "nothing"] = "head"  # what is sent: "all" is FedAvg, "nothing" is local training
 
     def start_server(self, server: Server) -> None:
         if self.share == "head":
@@ -78,5 +78,5 @@ def check_heads(server: Server) -> None:
             "transposed; use models of one kind."
         )
     if len(set(shapes.values())) > 1:
-        found = ", ".join(f"{model.name} {' x '.join(map(str, shape))}" for model, shape in shapes.items())
-        raise InputError(f"LG-FedAvg averages heads, so all models need heads of one shape, not {found}.")
+        listed = ", ".join(f"{model.name} {' x '.join(map(str, shape))}" for model, shape in shapes.items())
+        raise InputError(f"LG-FedAvg averages heads, so all models need heads of one shape, not {listed}.")

@@ -10,6 +10,6 @@ from graft.methods.local import Local
 
 @dataclass(frozen=True)
 class LocGCN(Local):
-    """Local training of a graph convolutional network, whatever models are asked for."""
+    """Local training of a graph convolutional network, whatever `models` is."""
 
     architecture: ClassVar[str | None] = "gcn"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Every client trains alone; rounds only set the budget and the moments of evaluation."""
+    """Every client trains alone; rounds only set the budget and when models are evaluated."""
 
     heterogeneous: ClassVar[bool] = True
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MOON(FedAvg):
-    """FedAvg that wants every embedding nearer to the received model's than to that of the client's own last model.
+    """FedAvg with a contrastive loss: embeddings nearer to the received model's than to those of the client's last one.
 
-    A client that has not trained before has no last model, and then no such wish.
+    A client that has not trained before has no last model, and then no such loss.
     """
 
     mu: Annotated[float, Ge(0)] = 1.0  # weight of the contrast; 0 is FedAvg
@@ -54,12 +54,12 @@ class MOON(FedAvg):
         return functional.softplus((unit(embedding) * backwards).sum(2) / self.temperature)
 
     def backwards(self, fleet: Fleet, received: Weights) -> Tensor:
-        """For every node the way from the received model's embedding to the last model's, both of length one."""
-        ahead, behind = (unit(fleet.predict(model).embedding) for model in (received, fleet.state.model))
+        """The last model's normalised embedding of every node less that of the received model."""
+        positive, negative = (unit(fleet.predict(model).embedding) for model in (received, fleet.state.model))
         trained: Tensor = fleet.state.trained
-        return (behind - ahead) * trained.view(-1, 1, 1)
+        return (negative - positive) * trained.view(-1, 1, 1)
 
 
 def unit(embedding: Tensor) -> Tensor:
-    """Embeddings at length one; one that is all zero, as after a ReLU, stays so."""
+    """Normalised embeddings; one that is all zero, as after a ReLU, stays so."""
     return functional.normalize(embedding, dim=2, eps=1e-8)

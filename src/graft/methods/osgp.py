@@ -23,21 +23,21 @@ LEAST = 1e-8  # a mass below this is too small to divide by
 
 @dataclass(frozen=True)
 class OSGP(PeerMethod):
-    """Peers give parts of their models away, and with them parts of a mass that says how much of a model is left.
+    """Push-sum: peers push shares of their weights, and the same shares of a mass, along directed links.
 
-    What a peer holds is a sum; its model is the sum divided by the mass. Whoever was given more than others has a
-    larger sum and a larger mass, so all models tend to the plain mean although links go one way only. Peers train
-    their models for the experiment's epochs, and their sums move along in proportion to the mass.
+    What a peer holds is a sum; its model is the sum divided by the mass. A peer that receives more than others has a
+    larger sum and a larger mass, so all models tend to the plain mean although links are directed. Peers train their
+    models for the experiment's epochs, and updates are added to the sums in proportion to the mass.
     """
 
-    delay: Annotated[int, Ge(0)] = 1  # tau: in how many rounds a message arrives; 0 is SGP, where all wait for it
-    fan_out: Annotated[int, Ge(1)] = 1  # to how many peers a message goes in a round
+    delay: Annotated[int, Ge(0)] = 1  # tau: rounds until a message arrives; 0 is SGP, which is synchronous
+    fan_out: Annotated[int, Ge(1)] = 1  # number of peers that a peer sends to in a round
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
         mass = torch.ones(len(fleet.clients), device=fleet.device)
         fleet.state.held = Tree(sum=trainable(fleet.state.model, frozenset()), mass=mass)
-        if self.delay:  # what was sent to a peer but has not arrived yet, the next to arrive first
+        if self.delay:  # a queue of what was sent to a peer but has not arrived yet, the next to arrive first
             fleet.state.coming = map_tree(
                 lambda leaf: leaf.new_zeros(len(leaf), self.delay, *leaf.shape[1:]), fleet.state.held
             )
@@ -50,25 +50,25 @@ class OSGP(PeerMethod):
     def train(self, fleet: Fleet) -> dict[str, Tensor]:
         super().train(fleet)
         state = fleet.state
-        move = difference(state.trained, state.model)
-        move = map_tree(lambda leaf: leaf * unsqueeze_to(state.held.mass, leaf), move)
-        state.held = Tree(sum=add_update(state.held.sum, move), mass=state.held.mass)
+        update = difference(state.trained, state.model)
+        update = map_tree(lambda leaf: leaf * unsqueeze_to(state.held.mass, leaf), update)
+        state.held = Tree(sum=add_update(state.held.sum, update), mass=state.held.mass)
         return {}
 
     @step
     def push(self, fleet: Fleet) -> Tree:
-        """Send sum and mass; the weight of a link says which part of them goes along it."""
+        """Send sum and mass; the weight of a link is the share of them that it carries."""
         return fleet.state.held  # type: ignore[no-any-return]
 
     @step
     def gather(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Keep the own part, and add what arrives."""
+        """Keep the own share, and add what arrives."""
         others = heard_mask(fleet, inbox)
         kept = mix_models(inbox.sent, inbox.links * ~others)
-        given = mix_models(inbox.sent, inbox.links * others)
-        arrived = given
+        received = mix_models(inbox.sent, inbox.links * others)
+        arrived = received
         if self.delay:
-            queue = map_tree(lambda leaf, new: torch.cat([leaf, new.unsqueeze(1)], 1), fleet.state.coming, given)
+            queue = map_tree(lambda leaf, new: torch.cat([leaf, new.unsqueeze(1)], 1), fleet.state.coming, received)
             arrived = map_tree(lambda leaf: leaf[:, 0], queue)
             fleet.state.coming = map_tree(lambda leaf: leaf[:, 1:].contiguous(), queue)
         fleet.state.held = map_tree(torch.add, kept, arrived)
@@ -76,7 +76,7 @@ class OSGP(PeerMethod):
         return {}
 
     def divided(self, fleet: Fleet) -> Tree:
-        """Sums by masses; who has next to no mass keeps the model it had."""
+        """Sums divided by masses; a peer with next to no mass keeps its model."""
         mass, old = fleet.state.held.mass, trainable(fleet.state.model, frozenset())
 
         def quotient(sums: Tensor, before: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PENS(PeerMethod):
-    """Peers try the models of others on their own data, and in the end mix with those that did well more often than
-    by chance.
+    """Peers evaluate the models of others on their own data, and in a second phase mix with those that were among the
+    best more often than by chance.
 
     The original is asynchronous: models are pushed and wait for their recipient. Here all pull at once.
     """
@@ -36,8 +36,8 @@ class PENS(PeerMethod):
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
         never = torch.zeros(len(fleet.clients), fleet.federation, device=fleet.device)
-        fleet.state.tried = never  # how often each peer was heard in the first phase
-        fleet.state.taken = torch.zeros_like(never)  # and how often its model was among the best
+        fleet.state.tried = never  # how often the model of each peer was evaluated in the first phase
+        fleet.state.taken = torch.zeros_like(never)  # and how often it was among the best
 
     def round(self, peers: Peers) -> None:  # type: ignore[override]
         peers.do(self.train)
@@ -48,7 +48,7 @@ class PENS(PeerMethod):
 
     @step
     def sample(self, fleet: Fleet) -> dict[str, Tensor]:
-        """Whose models to try."""
+        """Draw the peers whose models are evaluated."""
         return {"links": equal_links(fleet, draw_peers(fleet.random, everyone_else(fleet), self.sampled))}
 
     @step
@@ -67,21 +67,21 @@ class PENS(PeerMethod):
 
     @step
     def choose(self, fleet: Fleet) -> dict[str, Tensor]:
-        """Whom to mix with: some of the peers whose models were taken more often than by chance."""
+        """Draw the peers to mix with from those whose models were taken more often than by chance."""
         good = self.good(fleet)
         candidates = torch.where(good.any(1, keepdim=True), good, everyone_else(fleet))
         return {"links": equal_links(fleet, draw_peers(fleet.random, candidates, self.chosen))}
 
     def losses(self, fleet: Fleet, models: Weights, heard: Tensor) -> Tensor:
-        """The loss of every model that was heard on the own nodes, [peers, senders]; infinite for the others."""
-        found = torch.full(heard.shape, torch.inf, device=heard.device)
-        # Peers hear different models, so each tries its first, then its second, and so on.
+        """The loss of every received model on the own nodes, [peers, senders]; infinite for the others."""
+        losses = torch.full(heard.shape, torch.inf, device=heard.device)
+        # Peers receive different models, so each evaluates its first, then its second, and so on.
         order = heard.to(torch.int8).argsort(dim=1, descending=True, stable=True)
-        for one in order[:, : min(self.sampled, heard.shape[1] - 1)].unbind(1):
-            loss = self.judged(fleet, select_clients(select_clients(models, 0), one))
-            known = heard.gather(1, one.unsqueeze(1))
-            found = found.scatter(1, one.unsqueeze(1), torch.where(known, loss.unsqueeze(1), torch.inf))
-        return found
+        for sender in order[:, : min(self.sampled, heard.shape[1] - 1)].unbind(1):
+            loss = self.judged(fleet, select_clients(select_clients(models, 0), sender))
+            column = sender.unsqueeze(1)
+            losses = losses.scatter(1, column, torch.where(heard.gather(1, column), loss.unsqueeze(1), torch.inf))
+        return losses
 
     def judged(self, fleet: Fleet, model: Weights) -> Tensor:
         logits = fleet.predict(model).logits
@@ -89,7 +89,7 @@ class PENS(PeerMethod):
         return mean_over(per_node, fleet.labels.masks[:, 0 if self.judge == "train" else 1])
 
     def good(self, fleet: Fleet) -> Tensor:
-        """Whose models were taken more often than by chance, [peers, federation]."""
+        """A mask of the peers whose models were taken more often than by chance, [peers, federation]."""
         tried = max(1, min(self.sampled, fleet.federation - 1))
         good: Tensor = fleet.state.taken > fleet.state.tried * (min(self.chosen, tried) / tried)
         return good

@@ -23,10 +23,10 @@ Average = Literal["uniform", "votes"]
 
 @dataclass(frozen=True)
 class SCAFFOLD(FedAvg):
-    """FedAvg whose local steps leave out the gradient that is a client's own and put everyone's in its place.
+    """FedAvg whose local steps replace a client's own part of the gradient by that of all clients.
 
-    What is a client's own is kept as its control, of the shape of the model. The server's control is the mean over
-    all clients, those included that never took part.
+    A client keeps its part as its control variate, of the shape of the model. The server's control is the mean over
+    all clients, those that never participated included.
     """
 
     server_step: Annotated[float, Gt(0)] = 1.0  # eta_g: step of the server from its model towards the clients' mean
@@ -60,7 +60,7 @@ class SCAFFOLD(FedAvg):
         else:
             control = mean_gradient(fleet, start, model, correction)
         change = map_tree(torch.sub, control, own)
-        # The server adds this change too; adding it here as well keeps the rounding of both sides the same.
+        # The server adds this change too; adding it here as well keeps the rounding of both sides equal.
         fleet.state.model, fleet.state.control = model, map_tree(torch.add, own, change)
         return Tree(model=model, change=change, weight=votes(fleet, self.average))
 
@@ -75,19 +75,19 @@ class SCAFFOLD(FedAvg):
         for leaf in trained.values():
             leaf.requires_grad_()
         loss = fleet.label_loss(tree, dropout=False)
-        found = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
+        gradients = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
         decay = fleet.training.weight_decay
         with torch.no_grad():
             return unflatten(
                 {
                     path: torch.zeros_like(leaf) if gradient is None else gradient + decay * leaf
-                    for (path, leaf), gradient in zip(trained.items(), found, strict=True)
+                    for (path, leaf), gradient in zip(trained.items(), gradients, strict=True)
                 }
             )
 
 
 def nothing(model: Weights, frozen: frozenset[str]) -> Tree:
-    """Zeros for everything in a model that is trained."""
+    """Zeros in the shape of the trained weights of a model."""
     return map_tree(torch.zeros_like, trainable(model, frozen))  # type: ignore[no-any-return]
 
 
@@ -96,7 +96,7 @@ def votes(fleet: Fleet, average: Average) -> Tensor:
 
 
 def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weights) -> Tree:
-    """Option II: the mean gradient, weight decay included, that SGD followed from start to end beside a correction."""
+    """Option II: the mean gradient, weight decay included, of SGD's steps from start to end, less the correction."""
     length = fleet.training.steps * fleet.training.learning_rate
     before, after = (trainable(weights, fleet.model.frozen) for weights in (start, end))
     return map_tree(  # type: ignore[no-any-return]
@@ -105,12 +105,12 @@ def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weight
 
 
 def add_share(total: Weights, mean: Weights, share: float) -> Tree:
-    """A mean over all clients after a share of them changed by some mean; exact where all votes are equal."""
+    """A mean over all clients after a share of them changed by a mean; exact where all votes are equal."""
     return map_tree(lambda leaf, change: leaf + share * change, total, mean)  # type: ignore[no-any-return]
 
 
 def towards(start: Weights, end: Weights, share: float, frozen: frozenset[str]) -> Tree:
-    """Go a share of the way from one model to another; buffers are the other's."""
+    """Interpolate linearly from one model to another; buffers are those of the other."""
     moved = dict(flatten(trainable(start, frozen)))
     return unflatten(
         {path: torch.lerp(moved[path], leaf, share) if path in moved else leaf for path, leaf in flatten(end)}
