@@ -1,4 +1,4 @@
-"""Bounds of dataclass fields, declared beside their types and checked in one place.
+"""Bounds and choices of dataclass fields, declared by their types and checked in one place.
 
 A field is declared as `Annotated[float, Ge(0), Lt(1)]`, with the `Ge`, `Gt`, `Le`, `Lt` and `Interval` of
 `annotated_types`. Numbers must be finite, unless `Le(math.inf)` lets infinity in. A subclass that declares a field
@@ -15,7 +15,7 @@ from functools import cache
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
@@ -31,16 +31,19 @@ class Bound(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What the values of a numeric field must be."""
+    """What the values of a field must be: a number, or one of some choices."""
 
-    whole: bool  # an int, where a float will not do
-    optional: bool  # None is fine too
-    bounds: tuple[Bound, ...]
+    whole: bool = False  # an int, where a float will not do
+    optional: bool = False  # None is fine too
+    bounds: tuple[Bound, ...] = ()
+    choices: tuple[Any, ...] = ()
 
     def wanted(self, value: Any) -> str:
         """What a value would have to be, as the end of a sentence; empty if it may be as it is."""
-        if value is None and self.optional:
+        if (value is None and self.optional) or value in self.choices:
             return ""
+        if self.choices:
+            return " or ".join(filter(None, [", ".join(map(str, self.choices[:-1])), str(self.choices[-1])]))
         if not isinstance(value, Integral if self.whole else Real):
             noun = "a whole number" if self.whole else "a number"
         elif not (isinstance(value, Integral) or math.isfinite(value) or (value == math.inf and self.infinite)):
@@ -83,7 +86,7 @@ def describe_bounds(annotation: Any) -> str:
 
 @cache
 def rules(kind: type) -> dict[str, Rule]:
-    """The rules of all numeric fields of a dataclass, those of its bases included."""
+    """The rules of all fields of a dataclass that have one, those of its bases included."""
     by_name: dict[str, Rule | None] = {}
     for base in reversed(kind.__mro__):
         try:
@@ -99,7 +102,7 @@ def rules(kind: type) -> dict[str, Rule]:
 
 
 def rule_of(annotation: Any) -> Rule | None:
-    """The rule of an annotation; None for one that is not about a number."""
+    """The rule of an annotation; None for one that is neither a number nor a choice."""
     if get_origin(annotation) is Annotated:
         inner, *notes = get_args(annotation)
         rule = rule_of(inner)
@@ -108,7 +111,9 @@ def rule_of(annotation: Any) -> Rule | None:
         members = [member for member in get_args(annotation) if member is not type(None)]
         rule = rule_of(members[0]) if len(members) == 1 else None
         return rule and rule._replace(optional=True)
-    return Rule(annotation is int, optional=False, bounds=()) if annotation in (int, float) else None
+    if get_origin(annotation) is Literal:
+        return Rule(choices=get_args(annotation))
+    return Rule(whole=annotation is int) if annotation in (int, float) else None
 
 
 def bounds_in(notes: list[Any]) -> Iterator[Bound]:
