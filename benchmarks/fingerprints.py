@@ -27,8 +27,9 @@ from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.run import build_federation, build_setup
 from graft.federation.exchange import Server, Traffic
 from graft.federation.peers import play_round
-from graft.methods.dfed_sst.fingerprints import EXACT_UP_TO, Paths, _table, fingerprint
 from graft.methods.dfed_sst import DFedSST
+from graft.methods.dfed_sst.fingerprints import EXACT_UP_TO, fingerprint
+from graft.methods.dfed_sst.paths import Paths, distance_table
 
 SIZES = ((2_000, 6_000), (17_000, 60_000), (170_000, 600_000), (170_000, 1_160_000))  # nodes and edges
 
@@ -50,7 +51,7 @@ def main() -> None:
         seconds, found = [], []
         for seed in range(options.repeats):
             priority = np.random.default_rng(seed).permutation(graph.nodes)
-            _table.cache_clear()  # what was kept of the last draw
+            distance_table.cache_clear()  # what was kept of the last draw
             begun = time.perf_counter()
             found.append(fingerprint(paths, graph.y, soft, priority=priority).wlsd)
             seconds.append(time.perf_counter() - begun)

@@ -11,8 +11,10 @@ from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.federation.topologies import Topology
-from graft.methods.dfed_sst.fingerprints import Paths, fingerprint
-from graft.methods.dfed_sst.method import DFedSST, DFedSSTPaper, between
+from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
+from graft.methods.dfed_sst.fingerprints import fingerprint
+from graft.methods.dfed_sst.method import interpolate
+from graft.methods.dfed_sst.paths import Paths
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.tensors.trees import Tree, count_bytes, map_tree, select_clients
@@ -376,7 +378,7 @@ def test_a_peer_goes_towards_the_mean_as_far_as_its_validation_nodes_like_it(sea
     )
     reply = method.mix(fleet, inbox)
     known = {
-        part: fleet.correct(between(own, far, torch.full((2,), part)))[:, 0, 1] for part in (0, 0.25, 0.5, 0.75, 1)
+        part: fleet.correct(interpolate(own, far, torch.full((2,), part)))[:, 0, 1] for part in (0, 0.25, 0.5, 0.75, 1)
     }
     assert any(known[0] > known[1])  # else there would be nothing to refuse
     if not search:
@@ -389,12 +391,12 @@ def test_a_peer_goes_towards_the_mean_as_far_as_its_validation_nodes_like_it(sea
         assert reply.way[client] == way
         assert same(
             select_clients(fleet.state.model, client),
-            select_clients(between(own, far, torch.full((2,), way, dtype=torch.float32)), client),
+            select_clients(interpolate(own, far, torch.full((2,), way, dtype=torch.float32)), client),
         )
 
 
 def test_the_ends_of_the_way_are_the_models_themselves():
     own, mean = Tree(w=torch.tensor([[1.0], [0.1]])), Tree(w=torch.tensor([[3.0], [0.7]]))
-    assert between(own, mean, torch.tensor([0.0, 1.0])).w.tolist() == [[1.0], [pytest.approx(0.7)]]
-    assert between(own, mean, torch.tensor([0.5, 0.5])).w.tolist() == [[2.0], [pytest.approx(0.4)]]
-    assert torch.equal(between(own, mean, torch.ones(2)).w, mean.w)
+    assert interpolate(own, mean, torch.tensor([0.0, 1.0])).w.tolist() == [[1.0], [pytest.approx(0.7)]]
+    assert interpolate(own, mean, torch.tensor([0.5, 0.5])).w.tolist() == [[2.0], [pytest.approx(0.4)]]
+    assert torch.equal(interpolate(own, mean, torch.ones(2)).w, mean.w)

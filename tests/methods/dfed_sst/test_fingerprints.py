@@ -8,17 +8,9 @@ import pytest
 import torch
 
 from graft.data.graphs import adjacency, make_graph
-from graft.methods.dfed_sst import fingerprints
-from graft.methods.dfed_sst.fingerprints import (
-    Paths,
-    adaptive_degree,
-    fingerprint,
-    known_classes,
-    mixing_shares,
-    most_similar,
-    scatter,
-    similarity,
-)
+from graft.methods.dfed_sst.fingerprints import assumed_classes, fingerprint, scatter
+from graft.methods.dfed_sst.paths import Paths
+from graft.methods.dfed_sst.selection import adaptive_degree, mixing_shares, similarity, top_mask
 
 SOFT = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.1, 0.9]])
 
@@ -99,7 +91,7 @@ def test_searches_in_portions_equal_one_search(monkeypatch):
     paths = random_paths(300, 500, 1)
     classes, soft = np.arange(300) % 3, soft_labels(300, 3)
     whole = fingerprint(paths, classes, soft)
-    monkeypatch.setattr(fingerprints, "GATHERED", 1)
+    monkeypatch.setattr("graft.methods.dfed_sst.paths.GATHERED", 1)
     assert len(list(paths.batches(np.arange(300)))) == 5
     parted = fingerprint(paths, classes, soft)
     assert parted.wlsd == whole.wlsd
@@ -154,11 +146,11 @@ def test_degrees_and_weights_of_three_peers():
 
 def test_the_most_similar_peers_come_first_and_of_equal_ones_the_lower_number():
     similar = torch.tensor([[0.5, 0.9, 0.5, 0.1], [0.3, 0.3, 0.3, 0.3]])
-    assert most_similar(similar, torch.tensor([2, 3])).tolist() == [
+    assert top_mask(similar, torch.tensor([2, 3])).tolist() == [
         [True, True, False, False],
         [True, True, True, False],
     ]
-    assert not most_similar(similar, torch.tensor([0, 0])).any()
+    assert not top_mask(similar, torch.tensor([0, 0])).any()
 
 
 def test_weights_without_any_spread_are_equal_and_nobody_chosen_has_none():
@@ -232,9 +224,9 @@ def test_the_penalty_is_that_of_the_whole_graph_not_of_the_nodes_with_a_class():
 def test_which_labels_a_client_may_use():
     truth, soft = np.array([1, 0, 0, 0, 0]), np.eye(2)[[0, 1, 1, 0, 1]]
     masks = np.array([[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]], bool)
-    assert known_classes(truth, masks, soft, "mixed").tolist() == [1, 1, 1, 0, 1]
-    assert known_classes(truth, masks, soft, "train").tolist() == [1, -1, -1, -1, -1]
-    assert known_classes(truth, masks, soft, "oracle").tolist() == [1, 0, 0, -1, -1]
+    assert assumed_classes(truth, masks, soft, "mixed").tolist() == [1, 1, 1, 0, 1]
+    assert assumed_classes(truth, masks, soft, "train").tolist() == [1, -1, -1, -1, -1]
+    assert assumed_classes(truth, masks, soft, "oracle").tolist() == [1, 0, 0, -1, -1]
 
 
 # Sampling.
@@ -307,9 +299,9 @@ def test_a_sampled_penalty_is_never_above_the_exact_one():
 def test_kept_distances_give_what_a_search_gives(monkeypatch, seed, disconnected):
     paths = random_paths(70, 60 + 3 * seed, seed)
     classes = np.random.default_rng(seed).integers(-1, 4, 70)
-    kept = fingerprints.scatter(paths, classes, 4, disconnected)
-    monkeypatch.setattr(fingerprints, "KEPT_UP_TO", -1)
-    searched = fingerprints.scatter(paths, classes, 4, disconnected)
+    kept = scatter(paths, classes, 4, disconnected)
+    monkeypatch.setattr("graft.methods.dfed_sst.fingerprints.KEPT_UP_TO", -1)
+    searched = scatter(paths, classes, 4, disconnected)
     known = classes >= 0
     assert np.array_equal(kept.total[known], searched.total[known])
     assert np.array_equal(kept.pairs, searched.pairs)
