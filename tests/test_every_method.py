@@ -183,7 +183,8 @@ def test_methods_look_only_at_top_level_files():
                     assert not module.startswith(("graft.engines", "graft.data", "graft.experiments")), file.name
 
 
-def test_every_file_of_methods_is_in_the_table():
+def test_every_file_and_folder_of_methods_is_in_the_table():
     folder = Path(graft.methods.__file__).parent
     files = {file.stem for file in folder.glob("*.py")} - {"__init__"}
-    assert files == {kind.__module__.rpartition(".")[2] for kind in METHODS.values()}
+    folders = {file.parent.name for file in folder.glob("*/__init__.py")}
+    assert files | folders == {kind.__module__.split(".")[2] for kind in METHODS.values()}
