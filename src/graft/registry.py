@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from graft.errors import InputError
-from graft.source import SourceError, top_level_names
+from graft.source import ClassSource, SourceError, read_class, top_level_names
 
 Entry = TypeVar("Entry")
 FILE_MODULE = "graft_file_"  # a module of this name and an encoded path is loaded from that path
@@ -130,6 +130,13 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             raise InputError(f"{self.noun.capitalize()} '{name}' cannot be loaded: {error}.") from None
         if names is not None and reference.attribute not in names:
             raise InputError(self._lacks(name, reference, sorted(names)))
+
+    def source(self, name: str) -> ClassSource | None:
+        """What the source of an entry says of it; None where it cannot be read. Imports nothing."""
+        if name in self.added:
+            return None
+        reference = self.reference(name)
+        return read_class(reference.path if reference.is_file else reference.where, reference.attribute)
 
     def resolved(self, name: str) -> str:
         """The name as it is kept in a record: your own file by its absolute path."""

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from graft.data.graphs import Graph
-from graft.errors import InputError, RunError
+from graft.engines.amounts import format_bytes as format_bytes
+from graft.engines.amounts import parse_memory as parse_memory
+from graft.errors import RunError
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
 from graft.tensors.trees import flatten
-from graft.training.loop import Training
+from graft.training.optimizers import Training
 
 FREE_SHARE = 0.75  # of what is free on the device; the rest is for other programs, and for what is estimated too low
 SCORING = 0.5  # what scoring a client takes, as a share of what training it does
 WORTH_A_FILE = 0.1  # state below this share of the budget stays in memory: a file would hardly help
-
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class Need(NamedTuple):
@@ -48,20 +48,6 @@ class Plan(NamedTuple):
     roomy: bool  # whether everything fits side by side and may stay where it is, as recorded steps need
     on_disk: bool  # whether state lives in files
     too_large: list[int]  # clients that do not fit even alone
-
-
-def parse_memory(text: str) -> int | None:
-    """Bytes of an amount such as 4GB or 512 MiB; None for the empty text."""
-    if not text.strip():
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
-    if match is None or match[2].upper() not in UNITS or float(match[1]) == 0:
-        raise InputError(f"memory is '{text}'; it should be a number with a unit, as 4GB, 512MB or 1.5GiB.")
-    return int(float(match[1]) * UNITS[match[2].upper()])
-
-
-def format_bytes(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size, 1e5) / 1e6:.1f} MB"
 
 
 def budget(device: torch.device) -> int:

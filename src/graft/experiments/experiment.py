@@ -1,115 +1,159 @@
-"""The typed description of an experiment: everything that is needed to repeat it."""
+"""The typed description of an experiment: everything that is needed to repeat it. Imports neither PyTorch nor NumPy."""
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
 
 import tomli_w
-import torch
+from annotated_types import Ge, Gt, Le, Lt
+from typing_extensions import Doc
 
-from graft.data.perturbations import Perturbation
-from graft.engines.memory import parse_memory
+from graft.data import check_partition, parse_dataset
+from graft.engines.amounts import parse_memory
 from graft.errors import InputError
-from graft.federation.method import Method
-from graft.federation.plug import Plug, plugged, takes_plugs
-from graft.fields import check_field
-from graft.files import read_text
+from graft.federation import check_topology
+from graft.fields import check_field, check_fields
+from graft.files import read_text, write_text
 from graft.methods import METHODS, PLUGS
-from graft.training.loop import Training
+from graft.models import MODELS, list_models, parse_model
+from graft.options import parse_value as parse_value
+from graft.options import split_options as split_options
+from graft.registry import Registry, UnknownName, parse_reference
+from graft.registry import close_to as close_to
+
+if TYPE_CHECKING:
+    import torch
+
+    from graft.data.perturbations import Perturbation
+    from graft.federation.method import Method
+    from graft.training.optimizers import Training
 
 GIVEN = "given-in-python"  # stands in experiment.toml for an object that no file can name
+NONE = "none"  # the key of experiment.toml that names the settings that are None, which TOML has no word for
+LONG = 10_000_000  # more clients, rounds, epochs or batches than this are a mistake
+WIDEST = 65_536
+MOST_THREADS = 1024
+
+# The first field of each group of settings, in the order of the fields.
+GROUPS = {
+    "method": "Method",
+    "dataset": "Data",
+    "models": "Models",
+    "rounds": "Training",
+    "weight_by": "Federation",
+    "score": "Evaluation",
+    "device": "Engine",
+}
+
+Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True)
 class Experiment:
     """One run; every field can be set in a file, by a flag or in Python."""
 
-    method: str = "fedgkc"
-    plug: str = ""  # what is added to the method, as fedtad
-    settings: dict[str, Any] = field(default_factory=dict)  # the method's own fields, and the plug's
-    dataset: str = "digits"  # a name, or the path of your own data
-    clients: int = 5
-    partition: str = "louvain"  # a name, with options as in louvain:resolution=20, or a file of client ids
-    split: str = "20/40/40"  # percent for training, validation and test within each client, or "own"
-    features: Literal["raw", "row", "l2", "standard"] = "raw"
-    label_sparsity: float = 0.0  # these six: how the clients' data are made worse, see data/perturbations.py
-    label_noise: float = 0.0
-    edge_sparsity: float = 0.0
-    edge_noise: float = 0.0
-    feature_sparsity: float = 0.0
-    feature_noise: float = 0.0
-    perturbed_clients: str = "all"  # or their numbers, as 0,3
-    evaluate_on: Literal["clean", "perturbed"] = "clean"  # whether models are scored on the data as they were
-    models: str | list[str] = "gcn"  # client k gets entry k modulo their number
-    width: int = 64
-    dropout: float = 0.5
-    head: Literal["linear", "conv"] = "linear"
-    rounds: int = 100
-    epochs: int = 3  # how often a round goes through each client's nodes
-    batches: int = 1  # parts that each client's nodes are cut into; an epoch takes a step on each
-    optimizer: Literal["adam", "sgd", "momentum"] = "adam"  # momentum: SGD that keeps 0.9 of its last step
-    learning_rate: float = 0.01
-    weight_decay: float = 5e-4
-    optimizer_state: Literal["persistent", "reset"] = "persistent"
-    weight_by: Literal["nodes", "train", "uniform"] = "nodes"
-    participation: float = 1.0  # share of the clients in a round
-    topology: str = ""  # who hears whom without a server, as ring or random:k=3 or a file; empty: as the method says
-    score: Literal["personal", "global"] = "personal"  # whose validation accuracy picks the best round
-    evaluate_every: int = 1
-    patience: int = 0  # stop after so many evaluations without a better validation accuracy; 0 never stops
-    seed: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    engine: Literal["in_process", "loopback"] = "in_process"
-    precision: Literal["float32", "tf32"] = "float32"  # of matrix products on a GPU; tf32 keeps 10 bits of a fraction
-    threads: int = 0  # of PyTorch on a CPU; 0: one for every core that other programs leave alone
-    memory: str = ""  # how much may be used, as 4GB; empty: three quarters of what is free on the device
-    checkpoint_every: int = 10  # rounds; 0 writes none but the last
+    method: Annotated[str, Doc("The federated method: a name, or your own as my_method.py:MyMethod.")] = "fedgkc"
+    plug: Annotated[str, Doc("What is added to the method, as fedtad.")] = ""
+    settings: Annotated[dict[str, Any], Doc("The method's own fields, and those of the plug.")] = field(
+        default_factory=dict
+    )
+    dataset: Annotated[str, Doc("A name, a .npz file, a folder with nodes.csv and edges.csv, or my_data.py:load.")] = (
+        "digits"
+    )
+    clients: Annotated[int, Ge(1), Le(LONG), Doc("How many clients share the graph.")] = 5
+    partition: Annotated[str, Doc("louvain, metis, random, label-skew, or a file of client ids.")] = "louvain"
+    split: Annotated[str, Doc("Train/validation/test percent within each client, as 20/40/40, or own.")] = "20/40/40"
+    features: Annotated[Literal["raw", "row", "l2", "standard"], Doc("raw, row, l2 or standard.")] = "raw"
+    label_sparsity: Annotated[Share, Doc("Share of the training nodes that lose their label.")] = 0.0
+    label_noise: Annotated[Share, Doc("Share of the training labels that are made wrong.")] = 0.0
+    edge_sparsity: Annotated[Share, Doc("Share of each client's edges that are taken away.")] = 0.0
+    edge_noise: Annotated[Share, Doc("Share of each client's edges that are replaced by others.")] = 0.0
+    feature_sparsity: Annotated[Share, Doc("Share of a node's features that are set to zero.")] = 0.0
+    feature_noise: Annotated[float, Ge(0), Doc("Standard deviation of noise added to the features.")] = 0.0
+    perturbed_clients: Annotated[str, Doc("Whose data these change: all, or as 0,3.")] = "all"
+    evaluate_on: Annotated[
+        Literal["clean", "perturbed"], Doc("Score on the data as they were: clean, or perturbed.")
+    ] = "clean"
+    models: Annotated[
+        str | list[str], Doc("Models by name, or as my_model.py:Net; client k gets entry k modulo their number.")
+    ] = "gcn"
+    width: Annotated[int, Ge(1), Le(WIDEST), Doc("Width of the hidden layers.")] = 64
+    dropout: Annotated[float, Ge(0), Lt(1), Doc("Dropout between layers.")] = 0.5
+    head: Annotated[Literal["linear", "conv"], Doc("linear or conv.")] = "linear"
+    rounds: Annotated[int, Ge(1), Le(LONG), Doc("Rounds of the federation.")] = 100
+    epochs: Annotated[int, Ge(1), Le(LONG), Doc("Local epochs a round.")] = 3
+    batches: Annotated[int, Ge(1), Le(LONG), Doc("Steps an epoch, each on a part of a client's nodes.")] = 1
+    optimizer: Annotated[
+        Literal["adam", "sgd", "momentum"], Doc("adam, sgd, or momentum: SGD that keeps 0.9 of its last step.")
+    ] = "adam"
+    learning_rate: Annotated[float, Gt(0), Doc("Step size of the local optimiser.")] = 0.01
+    weight_decay: Annotated[float, Ge(0), Doc("L2 penalty of the local optimiser.")] = 5e-4
+    optimizer_state: Annotated[
+        Literal["persistent", "reset"], Doc("Moments kept over rounds: persistent, or reset in each.")
+    ] = "persistent"
+    seed: Annotated[int, Ge(0), Le(2**63 - 1), Doc("Seed of partition, split, weights and training.")] = 0
+    weight_by: Annotated[
+        Literal["nodes", "train", "uniform"], Doc("A client's vote: nodes, train (training nodes) or uniform.")
+    ] = "nodes"
+    participation: Annotated[float, Gt(0), Le(1), Doc("Share of the clients in a round.")] = 1.0
+    topology: Annotated[
+        str,
+        Doc("Who hears whom without a server: ring, random:k=3, ..., or a file of links; empty: as the method says."),
+    ] = ""
+    score: Annotated[Literal["personal", "global"], Doc("Models that pick the best round: personal or global.")] = (
+        "personal"
+    )
+    evaluate_every: Annotated[int, Ge(1), Le(LONG), Doc("Rounds between evaluations.")] = 1
+    patience: Annotated[int, Ge(0), Le(LONG), Doc("Stop after so many evaluations without progress; 0 never.")] = 0
+    device: Annotated[Literal["auto", "cpu", "cuda"], Doc("auto, cpu or cuda.")] = "auto"
+    engine: Annotated[
+        Literal["in_process", "loopback"], Doc("in_process, or loopback: a process a client, messages as bytes.")
+    ] = "in_process"
+    precision: Annotated[
+        Literal["float32", "tf32"], Doc("Of matrix products on a GPU: float32, or tf32 with 10 bits of a fraction.")
+    ] = "float32"
+    threads: Annotated[
+        int, Ge(0), Le(MOST_THREADS), Doc("On a CPU; 0 is one for every core that other programs leave alone.")
+    ] = 0
+    memory: Annotated[
+        str, Doc("Memory that may be used, as 4GB; empty: three quarters of what is free on the device.")
+    ] = ""
+    checkpoint_every: Annotated[
+        int, Ge(0), Le(LONG), Doc("Rounds between checkpoints; 0 writes none but the last.")
+    ] = 10
 
     def __post_init__(self) -> None:
-        at_least = dict(
-            clients=1,
-            width=1,
-            rounds=1,
-            epochs=1,
-            batches=1,
-            evaluate_every=1,
-            patience=0,
-            seed=0,
-            checkpoint_every=0,
-            threads=0,
-        )
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout is {self.dropout}; it must be at least 0 and below 1.")
-        if not 0 < self.participation <= 1:
-            raise InputError(f"participation is {self.participation}; it must be above 0 and at most 1.")
-        if not self.learning_rate > 0 or not self.weight_decay >= 0:
-            raise InputError("learning_rate must be above 0 and weight_decay at least 0.")
-        self.perturbation.client_ids(self.clients)
+        check_fields(self)
+        if self.perturbed_clients != "all":
+            self.perturbation.chosen(self.clients)
         parse_memory(self.memory)
 
     @property
     def perturbation(self) -> Perturbation:
-        return Perturbation(**{one.name: getattr(self, one.name) for one in fields(Perturbation)})
+        from graft.data.perturbations import Perturbation
+
+        return Perturbation(**{entry.name: getattr(self, entry.name) for entry in fields(Perturbation)})
 
     @property
     def label(self) -> str:
-        """The method and its plug, for people and places."""
-        return f"{self.method}+{self.plug}" if self.plug else self.method
+        """The method and its plug, for people and paths."""
+        method = METHODS.label(self.method)
+        return f"{method}+{PLUGS.label(self.plug)}" if self.plug else method
 
     @property
     def training(self) -> Training:
-        mine = {one.name for one in fields(self)}  # the rest of a training is for methods to set
-        return Training(**{one.name: getattr(self, one.name) for one in fields(Training) if one.name in mine})
+        from graft.training.optimizers import Training
+
+        own = {entry.name for entry in fields(self)}  # the rest of a training is for methods to set
+        return Training(**{entry.name: getattr(self, entry.name) for entry in fields(Training) if entry.name in own})
 
     def torch_device(self) -> torch.device:
+        import torch
+
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device is cuda, but PyTorch sees no GPU here; use cpu or auto.")
         usable = torch.cuda.is_available() and self.engine == "in_process"
@@ -119,120 +163,206 @@ class Experiment:
         return torch.device(device)
 
 
+class ExperimentSettings(TypedDict, total=False):
+    """The keywords of `graft.run` beside the method, the dataset and the models: the other fields of `Experiment`."""
+
+    plug: str
+    settings: dict[str, Any]
+    clients: int
+    partition: str
+    split: str
+    features: Literal["raw", "row", "l2", "standard"]
+    label_sparsity: float
+    label_noise: float
+    edge_sparsity: float
+    edge_noise: float
+    feature_sparsity: float
+    feature_noise: float
+    perturbed_clients: str
+    evaluate_on: Literal["clean", "perturbed"]
+    width: int
+    dropout: float
+    head: Literal["linear", "conv"]
+    rounds: int
+    epochs: int
+    batches: int
+    optimizer: Literal["adam", "sgd", "momentum"]
+    learning_rate: float
+    weight_decay: float
+    optimizer_state: Literal["persistent", "reset"]
+    seed: int
+    weight_by: Literal["nodes", "train", "uniform"]
+    participation: float
+    topology: str
+    score: Literal["personal", "global"]
+    evaluate_every: int
+    patience: int
+    device: Literal["auto", "cpu", "cuda"]
+    engine: Literal["in_process", "loopback"]
+    precision: Literal["float32", "tf32"]
+    threads: int
+    memory: str
+    checkpoint_every: int
+
+
 def make_experiment(values: Mapping[str, Any]) -> Experiment:
     """Check values against the fields of an experiment and refuse what does not fit.
 
-    What nobody says is as usual with the method, or else the experiment's default.
+    What nobody says is as the method sets it, or else the experiment's default. Files of your own are kept by their
+    absolute paths.
     """
-    method = METHODS.get(str(values.get("method", Experiment.method)))
-    return _checked(Experiment, {**(method.experiment_defaults if method else {}), **values}, "an experiment")
+    try:
+        method: type[Method] | None = METHODS[str(values.get("method", Experiment.method))]
+    except UnknownName:  # of an object that is given in Python, or a mistake that `make_method` refuses
+        method = None
+    defaults = method.experiment_defaults if method else {}
+    return resolved(validated(Experiment, {**defaults, **values}, "an experiment"))
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """The experiment with every reference to a file of your own as an absolute path."""
+    models = experiment.models
+    names = list_models(models) if isinstance(models, str) else models
+    if any(map(parse_reference, names)):
+        models = [absolute(MODELS, name) for name in names]
+    dataset = experiment.dataset
+    own, colon, rest = dataset.partition(".py:")
+    if colon and not Path(dataset).exists():
+        dataset = f"{Path(own).expanduser().resolve()}.py:{rest}"
+    return replace(
+        experiment,
+        method=absolute(METHODS, experiment.method),
+        plug=absolute(PLUGS, experiment.plug),
+        models=models,
+        dataset=dataset,
+    )
+
+
+def absolute(table: Registry[Any], name: str) -> str:
+    return table.resolved(name) if parse_reference(name) else name
+
+
+def check_names(experiment: Experiment) -> None:
+    """Refuse names that do not exist, and settings that a method does not have, before PyTorch is imported."""
+    METHODS.check(experiment.method)
+    if experiment.plug:
+        PLUGS.check(experiment.plug)
+    check_settings(experiment)
+    if experiment.dataset != GIVEN:
+        parse_dataset(experiment.dataset)
+    check_partition(split_options(experiment.partition)[0])
+    models = experiment.models
+    for name in list_models(models) if isinstance(models, str) else models:
+        if name != GIVEN:
+            parse_model(name)
+    if experiment.topology:
+        check_topology(*split_options(experiment.topology))
+    if experiment.split not in (Experiment.split, "own"):
+        from graft.data.splits import parse
+
+        parse(experiment.split)
+
+
+def check_settings(experiment: Experiment) -> None:
+    """Refuse settings that are no field of the method or the plug, as far as their source tells."""
+    tables = [(METHODS, experiment.method)] + ([(PLUGS, experiment.plug)] if experiment.plug else [])
+    sources = [table.source(name) for table, name in tables]
+    if all(source and source.complete for source in sources):
+        names = [name for source in sources if source for name in source.fields]
+        check_known(experiment.settings, names, described(experiment.method, experiment.plug))
+
+
+def described(method: str, plug: str) -> str:
+    return f"method '{method}' with plug '{plug}'" if plug else f"method '{method}'"
 
 
 def make_method(name: str, settings: Mapping[str, Any], plug: str = "") -> Method:
     """The method of that name with its own settings, and those of what is added to it."""
-    if name not in METHODS:
-        raise InputError(f"Unknown method '{name}'{close_to(name, METHODS)}: there are {', '.join(sorted(METHODS))}.")
-    if plug:
-        return _checked(plugged_kind(METHODS[name], plug), settings, f"method '{name}' with plug '{plug}'")
-    return _checked(METHODS[name], settings, f"method '{name}'")
+    kind = METHODS[name]
+    return validated(plugged_kind(kind, plug) if plug else kind, settings, described(name, plug))
 
 
 def plugged_kind(host: type[Method], plug: str) -> type[Method]:
     """The class of a method with a plug; refused for methods that it cannot be added to."""
-    if plug not in PLUGS:
-        raise InputError(f"Unknown plug '{plug}'{close_to(plug, PLUGS)}: there are {', '.join(PLUGS)}.")
+    from graft.federation.plug import plugged, takes_plugs
+
+    kind = PLUGS[plug]
     if not takes_plugs(host):
-        able = ", ".join(sorted(name for name, kind in METHODS.items() if takes_plugs(kind)))
         raise InputError(
             f"Plug '{plug}' cannot be added to {host.__name__}: it needs a server that keeps models of one "
-            f"architecture for clients, as these methods have: {able}."
+            f"architecture for clients, as these methods have: {', '.join(METHODS.matching(takes_plugs))}."
         )
-    return plugged(host, PLUGS[plug])
+    return plugged(host, kind)
 
 
 def add_plug(method: Method, plug: str, settings: Mapping[str, Any]) -> Method:
     """A method that is there already, with a plug of those settings."""
     kind = plugged_kind(type(method), plug)
-    return _checked(kind, {**asdict(method), **settings}, f"{type(method).__name__} with plug '{plug}'")
+    twice = sorted({entry.name for entry in fields(method)} & set(settings))
+    if twice:
+        raise InputError(
+            f"settings has {twice[0]}, a field of the {type(method).__name__} that was given: set it there."
+        )
+    return validated(kind, {**asdict(method), **settings}, f"{type(method).__name__} with plug '{plug}'")
 
 
 def name_of(method: Method) -> str:
-    """The name of a method in the table, with its plug, or of your own class."""
-    names = {kind: name for name, kind in {**METHODS, **PLUGS}.items()}
-    kinds = [method.host, method.plug] if isinstance(method, Plug) and method.host else [type(method)]
-    return "+".join(names.get(kind, kind.__name__.lower()) for kind in kinds if kind is not None)
+    """The short name of a method with its plug: that of the table, or of your own class."""
+    host, plug = getattr(method, "host", None), getattr(method, "plug", None)
+    return METHODS.label_of(type(method)) if host is None else f"{METHODS.label_of(host)}+{PLUGS.label_of(plug)}"
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The values in an experiment file."""
     try:
-        return tomllib.loads(read_text(path))
+        values = tomllib.loads(read_text(path))
+        unset = values.pop(NONE, [])
+        if unset:
+            values["settings"] = {**values.get("settings", {}), **dict.fromkeys(unset)}
+        return values
     except FileNotFoundError:
         raise InputError(f"There is no experiment file {path}.") from None
-    except RecursionError:
-        raise InputError(f"{path} is not a readable TOML file: its values are nested too deeply.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # a TOMLDecodeError or a UnicodeError too
         raise InputError(f"{path} is not a readable TOML file: {error}.") from error
 
 
-def format_experiment(experiment: Experiment) -> str:
-    """The text of experiment.toml: everything resolved, enough to repeat the run."""
+def write_experiment(experiment: Experiment, path: Path) -> None:
+    """Write everything that was resolved, enough to repeat the run."""
+    write_text(path, experiment_text(experiment))
+
+
+def experiment_text(experiment: Experiment) -> str:
+    """The TOML of an experiment; settings that are None are listed by name, for TOML has no word for it."""
     values = asdict(experiment)
-    settings = {name: value for name, value in values.pop("settings").items() if value is not None}
-    try:
-        return tomli_w.dumps({**values, "settings": settings})
-    except TypeError as error:
-        raise InputError(f"A setting of '{experiment.method}' cannot be put on record: {error}.") from error
-
-
-def parse_value(text: str) -> Any:
-    """The value of `--set name=value`: a TOML value, or else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def split_options(text: str) -> tuple[str, dict[str, Any]]:
-    """A name with options, as in 'louvain:resolution=20,cut=order'; a path is left alone."""
-    name, colon, rest = text.partition(":")
-    if not colon or Path(text).exists():
-        return text, {}
-    options = {}
-    for part in rest.split(","):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"'{text}' should read name:option=value,option=value.")
-        options[key.strip()] = parse_value(value.strip())
-    return name, options
+    settings = values.pop("settings")
+    unset = sorted(name for name, value in settings.items() if value is None)
+    known = {name: value for name, value in settings.items() if value is not None}
+    return tomli_w.dumps({**values, **({NONE: unset} if unset else {}), "settings": known})
 
 
 Kind = TypeVar("Kind")
 
 
-def _checked(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
+def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
+    """An instance of a dataclass made of those values; one that does not fit is refused in one sentence."""
     from pydantic import TypeAdapter, ValidationError
 
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    for name in values:
-        if name not in known:
-            possible = ", ".join(sorted(known)) or "none at all"
-            raise InputError(f"Unknown setting '{name}'{close_to(name, known)} of {what}: there are {possible}.")
+    names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
+    check_known(values, names, what)
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in known)
-        if first["type"].startswith(("greater_than", "less_than")):
-            check_field(kind, place, first["input"])  # one sentence about bounds, here as in Python
-        raise InputError(f"Setting '{place}' of {what} is {first['input']!r}: {_lower(first['msg'])}.") from None
+        place = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in names)
+        if place in values and isinstance(first["input"], int | float):
+            check_field(kind, place, first["input"])  # says it in our words, where a bound is not kept
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise InputError(f"Setting '{place}' of {what} is {first['input']!r}: {message}.") from None
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def close_to(name: str, known: Any) -> str:
-    """What was perhaps meant, to go into a sentence; empty if nothing is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+def check_known(values: Mapping[str, Any], names: list[str], what: str) -> None:
+    """Refuse values that there is no field for."""
+    for name in values:
+        if name not in names:
+            possible = ", ".join(sorted(names)) or "none at all"
+            raise InputError(f"Unknown setting '{name}'{close_to(name, names)} of {what}: there are {possible}.")
