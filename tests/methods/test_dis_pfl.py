@@ -9,7 +9,8 @@ from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.federation.topologies import Topology
-from graft.methods.dis_pfl import DisPFL, as_bits, erk, from_bits, ordered, packed, top, unpacked
+from graft.methods.dis_pfl import DisPFL
+from graft.methods.dis_pfl.masks import as_bits, erk, from_bits, ordered, packed, top, unpacked
 from graft.methods.dpsgd import DPSGD
 from graft.tensors.randomness import streams
 from graft.tensors.trees import Tree, flatten

@@ -10,10 +10,11 @@ from torch import nn
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.federation.exchange import Clients, Traffic
+from graft.federation.clients import Clients, Traffic
 from graft.federation.fleet import initial
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedkd import FedKD, factors, moved, rebuilt, shortened, unpacked
+from graft.methods.fedkd import FedKD
+from graft.methods.fedkd.compression import apply_update, compress_leaf, factors, rebuild, rebuild_update
 from graft.methods.local import Local
 from graft.models.architecture import Output
 from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack
@@ -124,7 +125,7 @@ def test_four_and_three_on_a_diagonal(energy, rank):
     found = factors(matrix, energy)
     assert len(found.singular) == rank
     wanted = matrix if rank == 2 else torch.diag(torch.tensor([4.0, 0.0]))
-    torch.testing.assert_close(rebuilt(found), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rebuild(found), wanted, atol=1e-6, rtol=0)
 
 
 def test_factors_are_those_of_a_singular_value_decomposition():
@@ -151,24 +152,24 @@ def test_what_is_left_out_is_at_most_the_energy_not_asked_for(shape, energy):
         @ torch.randn(min(shape), shape[1], generator=generator)
     )
     found = factors(matrix, energy)
-    lost = (rebuilt(found) - matrix).square().sum() / matrix.square().sum()
+    lost = (rebuild(found) - matrix).square().sum() / matrix.square().sum()
     assert 0 < lost <= (1 - energy) * (1 + 1e-5)
     fewer = Tree(left=found.left[:, :-1], singular=found.singular[:-1], right=found.right[:-1])
-    assert (rebuilt(fewer) - matrix).square().sum() / matrix.square().sum() > 1 - energy  # one less would not do
+    assert (rebuild(fewer) - matrix).square().sum() / matrix.square().sum() > 1 - energy  # one less would not do
 
 
 def test_what_factors_would_not_shorten_goes_as_it_is():
     generator = torch.Generator().manual_seed(2)
     low = torch.randn(20, 2, generator=generator) @ torch.randn(2, 30, generator=generator)
-    assert isinstance(shortened(low, 0.999999), dict)
-    assert count_bytes(shortened(low, 0.999999)) == 4 * 2 * (20 + 30 + 1)
+    assert isinstance(compress_leaf(low, 0.999999), dict)
+    assert count_bytes(compress_leaf(low, 0.999999)) == 4 * 2 * (20 + 30 + 1)
     full, row, vector = (torch.randn(*shape, generator=generator) for shape in ((20, 30), (1, 30), (30,)))
-    assert all(shortened(leaf, 1.0) is leaf for leaf in (full, row, vector))
+    assert all(compress_leaf(leaf, 1.0) is leaf for leaf in (full, row, vector))
     # 61 singular values are shorter than a 1433 x 64 matrix and 62 are not.
     assert 61 * (1433 + 64 + 1) < 1433 * 64 < 62 * (1433 + 64 + 1)
-    nothing = shortened(torch.zeros(20, 30), 0.95)
+    nothing = compress_leaf(torch.zeros(20, 30), 0.95)
     assert count_bytes(nothing) == 0
-    assert torch.equal(rebuilt(nothing), torch.zeros(20, 30))
+    assert torch.equal(rebuild(nothing), torch.zeros(20, 30))
 
 
 def test_energy_rises_in_a_line_and_ends_in_the_last_round():
@@ -273,10 +274,10 @@ def test_bytes_are_those_of_factors_or_of_the_matrix_whichever_is_less(engine_of
     assert len(set(sizes)) > 1  # clients differ in rank
     assert all(size < MENTEE for size in sizes)
     like = initial(setup.architecture("gcn"), 0)
-    sent = [unpacked(setup.method.packed(change, energy), like) for change in changes]
+    sent = [rebuild_update(setup.method.packed(change, energy), like) for change in changes]
     mean = map_tree(lambda leaf: leaf.mean(0), stack(sent))
     assert played.traffic.down == 3 * (bytes_by_hand(mean, energy) + 8)  # and the energy itself
-    assert gap(moved(like, setup.method.packed(mean, energy)), played.server.state.mentee) < 1e-6
+    assert gap(apply_update(like, setup.method.packed(mean, energy)), played.server.state.mentee) < 1e-6
 
 
 def test_update_is_compressed_and_not_the_weights():

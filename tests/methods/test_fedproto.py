@@ -9,8 +9,9 @@ from torch import nn
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.federation.exchange import Request
-from graft.methods.fedproto import FedProto, class_means, prototype_loss
+from graft.federation.clients import Request
+from graft.methods.fedproto import FedProto
+from graft.methods.fedproto.prototypes import class_means, prototype_loss
 from graft.methods.fedtgp import FedTGP
 from graft.methods.local import Local
 from graft.models.gcn import GCN

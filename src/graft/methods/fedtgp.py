@@ -12,13 +12,16 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional
 
-from graft.methods.fedproto import PrototypeMethod, distances, mean_norm, owner_means
+from graft.methods.fedproto import PrototypeMethod
+from graft.methods.fedproto.prototypes import distances, mean_norm, owner_means
 from graft.models.architecture import Model, linear, start_linear
 from graft.tensors.trees import Tree, Weights, flatten, map_tree
-from graft.training.loop import Part, Training, fit, start_adam
+from graft.training.loop import Part, fit
+from graft.training.optimizers import Training, start_adam
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
+    from graft.federation.server import Server
 
 
 @dataclass(frozen=True)

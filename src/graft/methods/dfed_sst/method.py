@@ -115,14 +115,14 @@ class DFedSST(PeerMethod):
         """Eqs. 6 to 8: choose how many to hear from the next round on, whom, and with what weight."""
         state, sent, others = fleet.state, inbox.sent, everyone_else(fleet)
         prints = (sent.cse if self.similar_by == "cse" else sent.features).flatten(2)
-        own = (inbox.senders == fleet.numbers.unsqueeze(1)).long().argmax(1)
+        own = (inbox.senders == fleet.client_ids.unsqueeze(1)).long().argmax(1)
         own_print = prints[torch.arange(len(own), device=own.device), own]
         # Of peers that do not participate the last fingerprint counts.
         state.known = state.known.scatter(1, inbox.senders, True)
         state.wlsd = state.wlsd.scatter(1, inbox.senders, sent.wlsd)
         state.similar = state.similar.scatter(1, inbox.senders, similarity(own_print, prints).float())
         candidates = state.known & others
-        wlsd = state.wlsd.gather(1, fleet.numbers.unsqueeze(1)).squeeze(1)
+        wlsd = state.wlsd.gather(1, fleet.client_ids.unsqueeze(1)).squeeze(1)
         adaptive = adaptive_degree(wlsd, state.wlsd.masked_fill(~candidates, torch.inf))
         degree = adaptive if self.degree == "adaptive" else half_of_all(fleet)
         scores = state.similar if self.select == "similar" else fleet.random.uniform(fleet.federation)
@@ -160,7 +160,7 @@ def interpolate(own: Weights, mean: Weights, way: Tensor) -> Tree:
 
 def half_of_all(fleet: Fleet) -> Tensor:
     """Half of all peers, for each of them."""
-    return torch.full_like(fleet.numbers, fleet.federation // 2)
+    return torch.full_like(fleet.client_ids, fleet.federation // 2)
 
 
 def top_candidates(scores: Tensor, candidates: Tensor, degree: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
 from graft.training.losses import divergence, log_softmax
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
     from graft.models.architecture import Output
 
 TERMS = {  # of the two losses

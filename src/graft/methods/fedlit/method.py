@@ -20,8 +20,9 @@ from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, map_tree, stack, weighted_mean
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
     from graft.models.architecture import Model
 
 

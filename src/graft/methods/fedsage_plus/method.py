@@ -31,8 +31,9 @@ from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
 from graft.training.optimizers import Training
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
 
 
 @dataclass(frozen=True)

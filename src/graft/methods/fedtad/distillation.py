@@ -27,9 +27,10 @@ from graft.training.loop import Part, fit
 from graft.training.optimizers import Training, start_adam
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
     from graft.federation.plug import Uploads
+    from graft.federation.server import Server
     from graft.graphs.fleet_graph import FleetGraph
 
 

@@ -4,20 +4,23 @@ Nature Communications 13, 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
 
+from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
-from graft.tensors.trees import Tree, Weights, count_bytes, map_tree, select_clients, stack, weighted_mean
-from graft.training.losses import Nodes, divergence, mean_over, nodes_of
+from graft.methods.fedkd.compression import apply_update, compress_leaf, rebuild_update
+from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack, weighted_mean
+from graft.training.losses import divergence, mean_over
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
     from graft.models.architecture import Output
 
 
@@ -66,12 +69,12 @@ class FedKD(Method):
         # Factors differ in size from client to client, so sending is a step of its own beside training as a fleet.
         replies = clients.ask(self.send, Tree(energy=energy))
         parts = [replies[client] for client in replies.clients]
-        updates = stack([unpacked(part.change, server.state.mentee) for part in parts])
+        updates = stack([rebuild_update(part.change, server.state.mentee) for part in parts])
         uniform = torch.ones(len(parts), device=server.device)
         votes = uniform if self.weighting == "uniform" else torch.stack([part.weight for part in parts])
         update = self.packed(weighted_mean(updates, votes), energy)
         clients.ask(self.receive, update)
-        server.state.mentee = moved(server.state.mentee, update)
+        server.state.mentee = apply_update(server.state.mentee, update)
         server.state.current = torch.zeros(server.clients, dtype=torch.bool)
         server.state.current[clients.members] = True
         server.record(energy=energy)
@@ -104,7 +107,7 @@ class FedKD(Method):
     @step(fleet=False)
     def receive(self, fleet: Fleet, update: Weights) -> Tree:
         # The same product as the server's, so that not even a last bit differs between the copies.
-        mentee = moved(select_clients(fleet.state.mentee, 0), select_clients(update, 0))
+        mentee = apply_update(select_clients(fleet.state.mentee, 0), select_clients(update, 0))
         fleet.state.mentee = map_tree(lambda leaf: leaf.unsqueeze(0), mentee)
         return Tree()
 
@@ -115,7 +118,7 @@ class FedKD(Method):
         return self.compare(fleet, mentor, mentee, pair["projection"])
 
     def compare(self, fleet: Fleet, mentor: Output, mentee: Output, projection: Tensor) -> tuple[Tensor, Tensor]:
-        nodes = nodes_of(fleet, self.kd_nodes)
+        nodes = fleet.node_mask(self.kd_nodes)
         projected = mentee.embedding @ projection
         errors = fleet.cross_entropy(mentor.logits), fleet.cross_entropy(mentee.logits)
         # The larger the errors, the less distillation. A gradient through this would raise the errors.
@@ -133,51 +136,9 @@ class FedKD(Method):
 
     def packed(self, update: Weights, energy: float) -> Weights:
         """An update as it is sent."""
-        return map_tree(lambda leaf: shortened(leaf, energy), update) if self.compress else update
+        return map_tree(lambda leaf: compress_leaf(leaf, energy), update) if self.compress else update
 
 
 def squared_error(teacher: Tensor, student: Tensor, nodes: Tensor) -> Tensor:
     """The mean over nodes and coordinates; no gradient reaches the teacher."""
     return mean_over((teacher.detach() - student).square().mean(2), nodes)
-
-
-def shortened(leaf: Tensor, energy: float) -> Tensor | Tree:
-    """A matrix as its factors, where these are smaller; anything else as it is."""
-    if leaf.dim() != 2 or min(leaf.shape) == 1:
-        return leaf
-    parts = factors(leaf, energy)
-    return parts if count_bytes(parts) < leaf.nbytes else leaf
-
-
-def factors(matrix: Tensor, energy: float) -> Tree:
-    """The fewest singular values, with their vectors, that hold this share of the sum of their squares.
-
-    They come from the eigenvalues of the smaller Gram matrix: a tenth of the time of a singular value decomposition,
-    and in double precision exact enough for factors in single. On the CPU, since GPUs are slow at small ones.
-    """
-    wide = matrix.shape[0] < matrix.shape[1]
-    tall = (matrix.T if wide else matrix).double()
-    squares, vectors = torch.linalg.eigh((tall.T @ tall).cpu())
-    squares, vectors = squares.flip(0).clamp(min=0), vectors.flip(1)
-    sums = squares.cumsum(0)
-    # If all are needed then all are kept; the references keep none and so send zeros.
-    rank = int((sums < energy * sums[-1]).sum()) + 1 if sums[-1] > 0 else 0
-    singular, right = squares[:rank].sqrt().to(matrix.device), vectors[:, :rank].to(matrix.device)
-    left = tall @ right / singular
-    if wide:
-        left, right = right, left
-    return Tree(left=left.to(matrix), singular=singular.to(matrix), right=right.T.to(matrix).contiguous())
-
-
-def rebuilt(part: Any) -> Any:
-    """A matrix from its factors; anything else as it came."""
-    return (part["left"] * part["singular"]) @ part["right"] if isinstance(part, dict) else part
-
-
-def unpacked(update: Weights, like: Weights) -> Tree:
-    """An update rebuilt from what was sent, in the structure of the mentee."""
-    return map_tree(lambda _, part: rebuilt(part), like, update)  # type: ignore[no-any-return]
-
-
-def moved(mentee: Weights, update: Weights) -> Tree:
-    return map_tree(lambda leaf, part: leaf + rebuilt(part), mentee, update)  # type: ignore[no-any-return]

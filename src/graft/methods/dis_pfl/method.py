@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
-from torch.nn import functional
 
-from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
 from graft.federation.topologies import Topology
-from graft.tensors.randomness import Stream, seed_for, streams
+from graft.methods.dis_pfl.masks import LEAST, as_bits, erk, from_bits, masked, ordered, packed, top, unpacked
+from graft.tensors.randomness import seed_for, streams
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, trainable, unflatten
 
 if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
-    from graft.training.loop import Training
-
-
-LEAST = torch.iinfo(torch.int64).min
+    from graft.training.optimizers import Training
 
 
 @dataclass(frozen=True)
@@ -155,70 +151,3 @@ class DisPFL(PeerMethod):
         loss = super().loss(fleet, weights)
         gradients = torch.autograd.grad(loss.sum(), list(matrices.values()), materialize_grads=True)
         return dict(zip(matrices, gradients, strict=True))
-
-
-def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dict[str, float]:
-    """The density of every matrix, such that with all else dense the model has a given density (Erdos-Renyi-Kernel;
-    Evci, Gale, Menick, Castro and Elsen, ICML 2020): in proportion to (sum / product of its sides)^power, at most 1."""
-    sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-    matrices = {path: (sum(shape) / sizes[path]) ** power for path, shape in shapes.items() if len(shape) > 1}
-    budget = density * sum(sizes.values()) - sum(size for path, size in sizes.items() if path not in matrices)
-    if matrices and budget <= 0:
-        raise InputError(
-            f"density is {density}, but biases and other vectors, which are never cut, are more than that."
-        )
-    densities: dict[str, float] = {}
-    while len(densities) < len(matrices):
-        rest = {path: raw for path, raw in matrices.items() if path not in densities}
-        left = budget - sum(sizes[path] for path in densities)
-        scale = left / sum(raw * sizes[path] for path, raw in rest.items())
-        full = {path: 1.0 for path, raw in rest.items() if scale * raw >= 1}
-        densities |= full or {path: scale * raw for path, raw in rest.items()}
-    return {path: densities[path] for path in matrices}
-
-
-def masked(weights: Weights, mask: Weights) -> Tree:
-    """Weights, or anything of their shape, with 0 where the mask is false."""
-    masks = dict(flatten(mask))
-    return unflatten({path: leaf * masks[path] if path in masks else leaf for path, leaf in flatten(weights)})
-
-
-def ordered(values: Tensor, random: Stream) -> Tensor:
-    """Integer sort keys [peers, values] for the absolute values; ties are broken at random.
-
-    Weights of features that a peer never sees stay at 0, so there are many ties.
-    """
-    sizes = values.abs().flatten(1).view(torch.int32).long()  # the bits of non-negative floats are in their order
-    return (sizes << 31) | ((random.bits(sizes.shape[1]) >> 33) & (2**31 - 1))
-
-
-def top(keys: Tensor, most: int, count: Tensor | None = None) -> Tensor:
-    """A mask of the `most` largest entries of each row, or of the `count` largest among these."""
-    indices = keys.topk(most, 1).indices
-    rank = torch.arange(most, device=keys.device).expand_as(indices)
-    selected = torch.ones_like(rank, dtype=torch.bool) if count is None else rank < count
-    return torch.zeros_like(keys, dtype=torch.bool).scatter(1, indices, selected)
-
-
-def packed(values: Tensor, mask: Tensor, count: int) -> Tensor:
-    """The values [peers, count] that the mask [peers, values] selects."""
-    target = torch.where(mask, mask.cumsum(1) - 1, count)
-    return values.new_zeros(len(values), count + 1).scatter(1, target, values)[:, :count]
-
-
-def unpacked(values: Tensor, mask: Tensor) -> Tensor:
-    """The packed values where the mask is true, 0 elsewhere."""
-    source = torch.where(mask, mask.cumsum(1) - 1, values.shape[1])
-    return functional.pad(values, (0, 1)).gather(1, source)
-
-
-def as_bits(mask: Tensor) -> Tensor:
-    """A mask [peers, entries] in bytes, eight entries each."""
-    eights = functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8)).view(len(mask), -1, 8)
-    return (eights << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(2, dtype=torch.uint8)
-
-
-def from_bits(data: Tensor, count: int) -> Tensor:
-    """The mask back, [peers, count]."""
-    eights = data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8, device=data.device) & 1
-    return eights.flatten(1)[:, :count].bool()
