@@ -22,6 +22,7 @@ class FieldSource:
     default: str  # empty without one
     meaning: str  # the comment beside it, or above it
     module: Path  # where its annotation is to be understood
+    redeclares: FieldSource | None = None  # the field of that name in a base class
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,20 @@ def read_class(module: str | Path, name: str) -> ClassSource | None:
             return _read_body(node, path, lines, module_doc)
     imported = _imports(tree, path).get(name)
     return read_class(*imported) if imported else None
+
+
+def read_value(path: Path, name: str) -> tuple[Path, ast.expr] | None:
+    """The expression that a name of a module stands for, followed through imports, and the file that has it."""
+    tree, _ = _parse(path)
+    for node in _statements(tree.body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
+                return path, value
+            case ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value) if target == name:
+                return path, value
+    module, original = _imports(tree, path).get(name, (None, ""))
+    file = module_file(module) if isinstance(module, str) else module
+    return read_value(file, original) if file else None
 
 
 def top_level_names(path: Path) -> set[str] | None:
@@ -147,16 +162,18 @@ def _read_body(node: ast.ClassDef, path: Path, lines: list[str], module_doc: str
     if any(_is(mark.func if isinstance(mark, ast.Call) else mark, "dataclass") for mark in node.decorator_list):
         for entry in node.body:
             if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
-                fields |= _read_field(entry, entry.target.id, path, lines)
+                fields |= _read_field(entry, entry.target.id, path, lines, fields.get(entry.target.id))
     return ClassSource(ast.get_docstring(node) or "", module_doc, fields, complete)
 
 
-def _read_field(entry: ast.AnnAssign, name: str, path: Path, lines: list[str]) -> dict[str, FieldSource]:
+def _read_field(
+    entry: ast.AnnAssign, name: str, path: Path, lines: list[str], inherited: FieldSource | None
+) -> dict[str, FieldSource]:
     annotation = ast.unparse(entry.annotation)
     if annotation.removeprefix("typing.").startswith("ClassVar"):
         return {}
     default = ast.unparse(entry.value) if entry.value is not None else ""
-    return {name: FieldSource(annotation, default, _comment(entry, lines), path)}
+    return {name: FieldSource(annotation, default, _comment(entry, lines), path, inherited)}
 
 
 def _comment(entry: ast.AnnAssign, lines: list[str]) -> str:
