@@ -97,8 +97,8 @@ def in_settings(module: Path, node: ast.expr) -> str:
     value = constant(module, node)
     if isinstance(value, ast.expr):
         return ast.unparse(value)
-    if isinstance(value, str):
-        return value or '""'
+    if value is None or isinstance(value, str):
+        return "none" if value is None else value or '""'
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else json.dumps(value)
 
 
