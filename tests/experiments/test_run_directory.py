@@ -9,7 +9,7 @@ import torch
 
 from graft.errors import InputError, RunError
 from graft.experiments import checkpoints
-from graft.experiments.checkpoints import BestRound, Checkpoint, Origin, Standing, load_checkpoint, save_checkpoint
+from graft.experiments.checkpoints import Checkpoint, Origin, load_checkpoint, save_checkpoint
 from graft.experiments.record_files import RoundLog
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.state_checks import check_state
@@ -30,10 +30,8 @@ def checkpoint(round=2, server=None, client=None):
         trained=torch.tensor(True),
         optimizer=Tree(model=Tree(first=model(0.1), second=model(0.2), steps=torch.tensor(6.0))),
     )
-    standing = Standing(best={"own": BestRound(1, 0.5)}, spent=1.5, traffic={"up": 3}, rounds_checksum="abc")
-    return Checkpoint(
-        round, server or Tree(model=model(2.0), count=3), {0: client, 1: Tree(model=model())}, ORIGIN, standing
-    )
+    clients = {0: client, 1: Tree(model=model())}
+    return Checkpoint(round, server or Tree(model=model(2.0), count=3), clients, ORIGIN, rounds_checksum="abc")
 
 
 def same(first, second):
@@ -54,7 +52,8 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     saved = checkpoint()
     save_checkpoint(tmp_path / "checkpoint", saved)
     loaded = load_checkpoint(tmp_path / "checkpoint")
-    assert (loaded.round, loaded.origin, loaded.standing) == (saved.round, saved.origin, saved.standing)
+    assert (loaded.round, loaded.origin, loaded.rounds_checksum) == (2, ORIGIN, "abc")
+    assert not loaded.finished
     assert same(loaded.server, saved.server)
     assert all(same(loaded.clients[client], saved.clients[client]) for client in (0, 1))
     assert loaded.clients[0].trained.dtype == torch.bool
@@ -62,7 +61,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
 
 
 def test_a_checkpoint_of_round_zero_without_any_state_is_possible(tmp_path):
-    empty = Checkpoint(0, Tree(), {0: Tree(), 1: Tree()}, ORIGIN, Standing())
+    empty = Checkpoint(0, Tree(), {0: Tree(), 1: Tree()}, ORIGIN, "")
     save_checkpoint(tmp_path / "checkpoint", empty)
     loaded = load_checkpoint(tmp_path / "checkpoint")
     assert (loaded.round, loaded.server, loaded.clients) == (0, Tree(), {0: Tree(), 1: Tree()})
@@ -124,9 +123,8 @@ def test_a_checkpoint_of_another_version_is_refused_by_its_name(tmp_path):
         (lambda content: content.update(round="2"), "round"),
         (lambda content: content.update(clients=10**12), "clients"),
         (lambda content: content.update(surprise=1), "surprise"),
-        (lambda content: content["standing"].update(spent=float("nan")), "spent"),
-        (lambda content: content["standing"].update(stale=1.5), "stale"),
-        (lambda content: content["standing"]["best"]["own"].update(round=99), "best round is yet to come"),
+        (lambda content: content.update(finished=1), "finished"),
+        (lambda content: content.pop("rounds_checksum"), "rounds_checksum"),
         (lambda content: content["origin"].update(threads=0), "threads"),
         (lambda content: content["order"].pop(), "not those that it lists"),
         (lambda content: content["order"].append(content["order"][0]), "not those that it lists"),
@@ -151,7 +149,7 @@ def test_facts_that_cannot_be_are_refused_even_with_a_right_checksum(tmp_path, c
 def test_a_wrong_checksum_is_enough_to_refuse(tmp_path):
     path = tmp_path / "checkpoint" / "checkpoint.json"
     save_checkpoint(path.parent, checkpoint())
-    path.write_text(path.read_text().replace('"spent": 1.5', '"spent": 1.6'))
+    path.write_text(path.read_text().replace('"round": 2', '"round": 1'))
     with pytest.raises(InputError, match="checksum"):
         load_checkpoint(path.parent)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from graft.errors import InputError, RunError
 from graft.experiments.state_checks import check_finite
 from graft.experiments.tensor_files import StoredFile, read_tensors, write_tensors
 from graft.files import explained, parse_json, printable, read_text, seal, sync_folder, unseal, write_bytes
-from graft.tensors.trees import Tree, flatten, unflatten
+from graft.tensors.trees import Tree, flatten, map_tree, unflatten
 
 FORMAT = "graft-checkpoint-2"
 FILE_BYTES = 256 * 10**6  # about how large a file of a checkpoint may get
@@ -40,38 +40,15 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class BestRound:
-    """The round with the best validation accuracy so far."""
-
-    round: Count = 0
-    validation: float | None = None
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How far a run has come, beside the state of the server and the clients."""
-
-    finished: bool = False  # all rounds are played, or patience is at its end
-    traffic: dict[str, Count] = field(default_factory=dict)
-    best: dict[str, BestRound] = field(default_factory=dict)  # of own, global and trained models
-    stale: Count = 0  # evaluations since the best one
-    spent: Annotated[float, Ge(0)] = 0.0  # seconds in rounds
-    rounds_checksum: str = ""  # of the lines of rounds.jsonl up to this round
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on: state is data, and random draws need no state."""
+    """All that a run needs to go on, beside the rounds on record: random draws need no state."""
 
     round: int  # 0 before the first
     server: Tree
-    clients: dict[int, Tree]
+    clients: Mapping[int, Tree]
     origin: Origin
-    standing: Standing
+    rounds_checksum: str  # of the lines of rounds.jsonl up to this round, from which scores and traffic follow
+    finished: bool = False  # all rounds are played, or patience is at its end
 
 
 @dataclass(frozen=True)
@@ -82,7 +59,8 @@ class Contents:
     round: Count
     clients: Annotated[int, Ge(0), Le(10**6)]
     origin: Origin
-    standing: Standing
+    rounds_checksum: str
+    finished: bool
     order: list[str]  # the paths of all leaves: safetensors sorts, and order is part of a tree
     numbers: dict[str, bool | int | float]  # leaves that are no tensors
     files: list[StoredFile]
@@ -109,7 +87,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             checkpoint.round,
             len(checkpoint.clients),
             checkpoint.origin,
-            checkpoint.standing,
+            checkpoint.rounds_checksum,
+            checkpoint.finished,
             [path for path, _ in flatten(everyone)],
             {path: leaf for path, leaf in flatten(everyone) if not isinstance(leaf, Tensor)},
             files,
@@ -153,10 +132,17 @@ def load_checkpoint(folder: Path) -> Checkpoint:
                 raise ValueError("its tensors are not those that it lists")
             state = unflatten({path: leaves[path] for path in contents.order})
             clients = {client: Tree(state.get(f"client{client}", {})) for client in range(contents.clients)}
-            server = Tree(state.get("server", {}))
-            return Checkpoint(contents.round, server, clients, contents.origin, contents.standing)
+            server = map_tree(_copied, state.get("server", {}))
+            return Checkpoint(
+                contents.round, server, clients, contents.origin, contents.rounds_checksum, contents.finished
+            )
         except (ValueError, AttributeError, TypeError) as error:
             raise InputError(f"The checkpoint in {folder} is damaged or not Graft's: {printable(error)}.") from error
+
+
+def _copied(leaf: Any) -> Any:
+    """Returns a leaf where PyTorch would put it, for some products depend on where numbers lie in memory."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def read_contents(path: Path) -> Contents:
@@ -176,6 +162,4 @@ def read_contents(path: Path) -> Contents:
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if contents.format != FORMAT:
         raise ValueError(f"its format is {contents.format!r}, not {FORMAT!r}")
-    if any(best.round > contents.round for best in contents.standing.best.values()):
-        raise ValueError("its best round is yet to come")
     return contents

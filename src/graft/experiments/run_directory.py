@@ -9,8 +9,9 @@ from typing import Any
 
 from graft.errors import InputError, RunError
 from graft.experiments.checkpoints import Checkpoint, load_checkpoint, read_contents, save_checkpoint
+from graft.experiments.free_folder import check_free
 from graft.experiments.record_files import RoundLog, read_result, write_result
-from graft.files import PART, Lock, explained, write_text
+from graft.files import Lock, explained, write_text
 
 RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json")
 FOLDERS = ("checkpoint", "checkpoint.old", "checkpoint.new")  # the latter two were left by earlier versions
@@ -34,27 +35,16 @@ class RunDirectory:
 
     def claim(self, overwrite: bool) -> Lock:
         """Takes the directory for a new run: one that holds something is refused, or may be overwritten if a run."""
-        self._check_free(overwrite)
+        check_free(self.path, overwrite)
         with explained(f"{self.path} cannot be written to", InputError):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = Lock(self.path)
         try:
-            self._check_free(overwrite)  # again: another run may have come first
+            check_free(self.path, overwrite)  # again: another run may have come first
         except InputError:
             lock.release()
             raise
         return lock
-
-    def _check_free(self, overwrite: bool) -> None:
-        with explained(f"{self.path} cannot be written to", InputError):
-            if self.path.exists() and not self.path.is_dir():
-                raise InputError(f"{self.path} is a file; a run needs a directory.")
-            held = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
-        if any(name != ".lock" and not name.endswith(PART) for name in held):
-            if not overwrite:
-                raise InputError(f"{self.path} exists already; choose another --out, or --overwrite it.")
-            if not {self.experiment.name, ".lock"} & set(held):
-                raise InputError(f"{self.path} is not a run directory, so it is not overwritten.")
 
     def begin(self, experiment: str) -> None:
         """Puts the experiment of a new run on record, and removes all of an earlier one."""
@@ -77,7 +67,7 @@ class RunDirectory:
 
     def restore_rounds(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
         """Returns the rounds that a checkpoint covers, and drops those that came after it."""
-        return self.log.restore(checkpoint.round, checkpoint.standing.rounds_checksum)
+        return self.log.restore(checkpoint.round, checkpoint.rounds_checksum)
 
     def write_result(self, summary: Mapping[str, Any]) -> None:
         """Writes result.json; it belongs to the rounds on record."""

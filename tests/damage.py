@@ -1,0 +1,475 @@
+"""Damaged files: a few hundred ways to spoil what a run wrote, and what Graft makes of each.
+
+A case must be refused with one sentence, or accepted with the very result of the undamaged files. As a damaged file
+may end or hang the process that reads it, cases run in a worker: `run_cases` starts it, notes what it says of each
+case, and starts another one where it died.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from queue import Empty, Queue
+from random import Random
+from threading import Thread
+
+CASE_SECONDS = 60
+SETTINGS = dict(
+    dataset="synthetic:nodes=60,degree=4,classes=3,features=6",
+    clients=3,
+    width=4,
+    rounds=4,
+    participation=0.7,
+    checkpoint_every=2,
+    device="cpu",
+    threads=1,
+    partition="random",
+)
+METHOD = "fedprox"
+ODD_VALUES = [None, True, False, 0, 1, -1, 2, 3, 10**6, 2**31, 2**63, 10**30, -(10**30), 0.5, -0.0, 1e308, 5e-324]
+ODD_VALUES += ["", "0", "x", "\x1b[31m", "😀", "../..", "cpu", "nan", [], {}, [[]], {"": {}}, [0] * 1000, "y" * 10000]
+
+
+# Ways to damage.
+
+
+def damage_bytes(content: bytes, random: Random) -> bytes:
+    """Returns other bytes: some changed, cut off, cut out, doubled, moved or put in."""
+    if not content:
+        return b"x"
+    damaged = bytearray(content)
+    first, second = sorted(random.randrange(len(content) + 1) for _ in range(2))
+    how = random.randrange(9)
+    if how <= 2:
+        for _ in range(random.choice((1, 1, 1, 2, 5, 50))):
+            place = random.randrange(len(damaged))
+            damaged[place] = random.choice((damaged[place] ^ 1 << random.randrange(8), random.randrange(256), ord("0")))
+    elif how == 3:
+        del damaged[first:]
+    elif how == 4:
+        del damaged[first : min(second, first + 100)]
+    elif how == 5:
+        damaged[first:first] = damaged[first : min(second, first + 100)] or b"\n"
+    elif how == 6:
+        damaged[first:second] = bytes(second - first)
+    elif how == 7:
+        damaged[first:first] = random.randbytes(random.choice((1, 8, 1000)))
+    else:
+        damaged = damaged[second:] + damaged[:first]
+    return bytes(damaged)
+
+
+def damage_json(content: bytes, random: Random) -> bytes:
+    """Returns JSON in which a value is another, is gone, has another name, or was swapped with one elsewhere."""
+    lines = content.decode().splitlines()
+    place = random.randrange(len(lines)) if len(lines) > 1 and lines[0].endswith("}") else None
+    text = content.decode() if place is None else lines[place]
+    value = _damaged_value(json.loads(text), random)
+    if place is None:
+        return json.dumps(value).encode()
+    lines[place] = json.dumps(value)
+    if random.random() < 0.2:
+        other = random.randrange(len(lines))
+        lines[place], lines[other] = lines[other], lines[place]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _places(value, place=()):
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield (*place, key)
+            yield from _places(value[key], (*place, key))
+
+
+def _at(value, place):
+    for key in place:
+        value = value[key]
+    return value
+
+
+def _damaged_value(value, random):
+    value = copy.deepcopy(value)
+    places = list(_places(value))
+    if not places or random.random() < 0.03:
+        return random.choice(ODD_VALUES)
+    *way, key = random.choice(places)
+    holder = _at(value, way)
+    how = random.randrange(5)
+    if how == 0:
+        del holder[key]
+    elif how == 1 and isinstance(holder, dict):
+        holder[random.choice((f"{key}x", "", "round", "checksum"))] = holder.pop(key)
+    elif how == 2:
+        *other_way, other_key = random.choice(places)
+        try:
+            other = _at(value, other_way)
+            holder[key], other[other_key] = other[other_key], holder[key]
+            json.dumps(value)
+        except (KeyError, IndexError, TypeError, ValueError):  # one lay within the other
+            return random.choice(ODD_VALUES)
+    elif how == 3 and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
+        holder[key] += random.choice((1, -1, 0.5, 1e-9))
+    else:
+        holder[key] = copy.deepcopy(random.choice(ODD_VALUES))
+    if random.random() < 0.02:
+        holder["deep" if isinstance(holder, dict) else slice(0)] = json.loads("[" * 900 + "]" * 900)
+    return value
+
+
+def damage_toml(content: bytes, random: Random) -> bytes:
+    """Returns settings in which a line is another, is gone, or is there twice."""
+    lines = content.decode().splitlines()
+    place = random.randrange(len(lines))
+    name = lines[place].partition(" = ")[0]
+    odd = random.choice([value for value in ODD_VALUES if value is not None and value != {"": {}}])
+    text = json.dumps(odd, ensure_ascii=False).replace("\\u001b", "\\u001B") if odd != {} else "{}"
+    how = random.randrange(6)
+    if how == 0:
+        del lines[place]
+    elif how == 1:
+        lines.insert(place, lines[random.randrange(len(lines))])
+    elif how == 2:
+        lines[place] = f"{name} = {'[' * 3000}"
+    elif how == 3:
+        lines.insert(place, f"{random.choice(('threads', 'clients', 'width', 'learning_rate', 'dreams'))} = {text}")
+    else:
+        lines[place] = f"{name} = {text}"
+    return ("\n".join(lines) + "\n").encode()
+
+
+def reseal(path: Path, *bound_to: str) -> None:
+    """Makes the checksum of a damaged JSON file right again, if it has one: now only its values can be wrong."""
+    from graft.files import seal
+
+    try:
+        content = json.loads(path.read_bytes())
+        content.pop("checksum")
+        path.write_text(json.dumps(seal(content, *bound_to)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+
+
+# What is damaged, and what is then done with it.
+
+
+class Runs:
+    """A run that was stopped half-way, a finished one, and another of each, all small; and what they come to."""
+
+    def __init__(self, folder: Path) -> None:
+        import graft
+        from graft.data import datasets
+
+        self.folder = folder
+        for name, seed in (("one", 0), ("other", 1)):
+            graft.run(METHOD, out=folder / name / "whole", seed=seed, **SETTINGS)
+            self._stop(folder / name / "half", seed)
+        shutil.copytree(folder / "one" / "half", folder / "resumed")
+        self.resumed = essence(graft.resume(folder / "resumed"))
+        shutil.copytree(folder / "one" / "whole", folder / "reported")
+        self.page = report(folder / "reported")
+        self.graph = datasets.load(SETTINGS["dataset"])
+        self.membership = read_partition(self.graph, folder / "one" / "whole" / "partition.json")
+        self.reused: Path | None = None
+
+    def _stop(self, place: Path, seed: int) -> None:
+        import graft
+
+        def stop(record):
+            if record["round"] == 3:
+                raise RuntimeError("stopped")
+
+        try:
+            graft.run(METHOD, out=place, seed=seed, progress=stop, **SETTINGS)
+        except RuntimeError:
+            return
+        raise AssertionError("the run was not stopped")
+
+    def copy(self, which: str) -> Path:
+        place = self.folder / "case"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(self.folder / "one" / which, place)
+        return place
+
+
+def essence(result) -> str:
+    """Returns all of a result that must be the same when a run is repeated, as text."""
+    from graft.tensors.trees import flatten
+
+    state = {"server": result.server, **{str(client): tree for client, tree in result.clients.items()}}
+    rounds = [{name: value for name, value in record.items() if name != "seconds"} for record in result.rounds]
+    varying = {"seconds", "peak_memory_bytes"}
+    summary = {name: value for name, value in result.summary.items() if name not in varying}
+    leaves = {path: leaf.tolist() if hasattr(leaf, "tolist") else leaf for path, leaf in flatten(state)}
+    return json.dumps([leaves, rounds, summary])
+
+
+def report(place: Path) -> str:
+    from graft.experiments.reports.report import write_report
+
+    return write_report(place).read_text()
+
+
+def read_partition(graph, path: Path) -> list[int]:
+    from graft.data.partitions import partition
+
+    return partition(graph, None, path).tolist()
+
+
+def tensor_file(place: Path, random: Random) -> Path:
+    return random.choice(sorted((place / "checkpoint").glob("*.safetensors")))
+
+
+def damage_checkpoint(runs: Runs, random: Random) -> bool:
+    place = runs.copy("half")
+    spoil(place / "checkpoint" / "checkpoint.json", random, damage_json)
+    return resume_equals(runs, place)
+
+
+def damage_tensors(runs: Runs, random: Random) -> bool:
+    place = runs.copy("half")
+    spoil(tensor_file(place, random), random)
+    return resume_equals(runs, place)
+
+
+def damage_rounds(runs: Runs, random: Random) -> bool:
+    if random.random() < 0.5:
+        place = runs.copy("half")
+        spoil(place / "rounds.jsonl", random, damage_json)
+        return resume_equals(runs, place)
+    place = runs.copy("whole")
+    spoil(place / "rounds.jsonl", random, damage_json)
+    return report(place) == runs.page
+
+
+def damage_experiment(runs: Runs, random: Random) -> bool:
+    place = runs.copy("half")
+    spoil(place / "experiment.toml", random, damage_toml)
+    return resume_equals(runs, place)
+
+
+def damage_result(runs: Runs, random: Random) -> bool:
+    place = runs.copy("whole")
+    spoil(place / "result.json", random, damage_json)
+    return report(place) == runs.page
+
+
+def damage_partition(runs: Runs, random: Random) -> bool:
+    import numpy as np
+
+    place = runs.copy("whole") / "partition.json"
+    if random.random() < 0.7:
+        spoil(place, random, damage_json)
+        return read_partition(runs.graph, place) == runs.membership
+    # Plain lists of client ids have no checksum: another valid list is another partition, and only that.
+    plain = place.with_suffix(random.choice((".npy", ".txt", ".json")))
+    if plain.suffix == ".npy":
+        np.save(plain, np.array(runs.membership))
+    else:
+        plain.write_text(
+            json.dumps(runs.membership) if plain.suffix == ".json" else "\n".join(map(str, runs.membership))
+        )
+    spoil(plain, random)
+    return set(read_partition(runs.graph, plain)) >= {0}
+
+
+def swap_files(runs: Runs, random: Random) -> bool:
+    """A file of the run is gone, empty, or that of another run."""
+    which = random.choice(("half", "whole"))
+    place, other = runs.copy(which), runs.folder / "other" / which
+    names = ["checkpoint/checkpoint.json", "tensors", "rounds.jsonl", "experiment.toml", "result.json", "checkpoint"]
+    for name in random.sample(names, random.choice((1, 1, 2))):
+        path = tensor_file(place, random) if name == "tensors" and (place / "checkpoint").exists() else place / name
+        swapped = tensor_file(other, random) if name == "tensors" else other / name
+        if path.is_dir():
+            shutil.rmtree(path)
+            shutil.copytree(swapped, path)
+        elif path.exists():
+            how = random.randrange(4)
+            path.unlink()
+            if how == 1:
+                path.write_bytes(b"")
+            elif how > 1:
+                shutil.copy(swapped, path)
+    return resume_equals(runs, place) if which == "half" else report(place) == runs.page
+
+
+def forge_checkpoint(runs: Runs, random: Random) -> bool:
+    """Values are damaged and all checksums right: no other result can be told, but nothing may break."""
+    place = runs.copy("half")
+    path = place / "checkpoint" / "checkpoint.json"
+    path.write_bytes(damage_json(path.read_bytes(), random))
+    reseal(path)
+    return resume_equals(runs, place) or True
+
+
+def forge_tensors(runs: Runs, random: Random) -> bool:
+    """Tensors are of another shape, dtype, name or value, and all checksums right."""
+    import torch
+    from safetensors.torch import load_file
+
+    from graft.experiments.tensor_files import write_tensors
+
+    place = runs.copy("half")
+    folder = place / "checkpoint"
+    contents = json.loads((folder / "checkpoint.json").read_text())
+    stored = contents["files"][0]
+    tensors = load_file(folder / stored["name"])
+    name = random.choice(sorted(tensors))
+    leaf = tensors[name]
+    changed = random.choice(
+        (
+            leaf.repeat(*[2] * max(leaf.dim(), 1)),
+            leaf.reshape(-1)[: max(1, leaf.numel() // 2)].clone(),
+            leaf.unsqueeze(0),
+            leaf.double(),
+            leaf.long(),
+            torch.full_like(leaf, float("nan") if leaf.is_floating_point() else 1),
+            torch.zeros(0),
+            leaf * 10,
+        )
+    )
+    tensors[name] = changed
+    (folder / stored["name"]).unlink()
+    if random.random() < 0.3:
+        content = damage_bytes(open_bytes(write_tensors(tensors, folder), folder), random)
+        (folder / "forged.safetensors").write_bytes(content)
+        import hashlib
+
+        stored.update(name="forged.safetensors", size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    else:
+        fresh = write_tensors(tensors, folder)
+        stored.update(name=fresh.name, size=fresh.size, sha256=fresh.sha256)
+    (folder / "checkpoint.json").write_text(json.dumps(contents))
+    reseal(folder / "checkpoint.json")
+    return resume_equals(runs, place) or True
+
+
+def open_bytes(stored, folder: Path) -> bytes:
+    return (folder / stored.name).read_bytes()
+
+
+def spoil(path: Path, random: Random, structured=None) -> None:
+    """Damages a file, in its bytes or, where there is a way to, in what they mean."""
+    content = path.read_bytes()
+    damage = structured if structured is not None and random.random() < 0.5 else damage_bytes
+    path.write_bytes(damage(content, random))
+
+
+def resume_equals(runs: Runs, place: Path) -> bool:
+    import graft
+
+    return essence(graft.resume(place)) == runs.resumed
+
+
+SUBJECTS = {
+    "checkpoint.json": damage_checkpoint,
+    "tensors": damage_tensors,
+    "rounds.jsonl": damage_rounds,
+    "experiment.toml": damage_experiment,
+    "result.json": damage_result,
+    "partition": damage_partition,
+    "swapped": swap_files,
+    "forged checkpoint.json": forge_checkpoint,
+    "forged tensors": forge_tensors,
+}
+
+
+# The worker, and who watches it.
+
+
+def work(subject: str, numbers: range) -> None:
+    """Runs cases and says of each, a line at a time, that it begins and how it ended."""
+    import warnings
+
+    from graft.errors import GraftError
+
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(Path(folder))
+        for number in numbers:
+            print(json.dumps({"begins": number}), flush=True)
+            try:
+                outcome = "equal" if SUBJECTS[subject](runs, Random(f"{subject} {number}")) else "differs"
+            except GraftError as error:
+                one_sentence = str(error).endswith(".") and "\n" not in str(error).strip()
+                outcome = "refused" if one_sentence else f"no sentence: {error}"
+            except Exception as error:
+                outcome = f"traceback: {type(error).__name__}: {error}"
+            print(json.dumps({"ended": number, "outcome": outcome}), flush=True)
+
+
+def run_cases(subject: str, count: int, first: int = 0) -> dict[str, list[int]]:
+    """Returns the numbers of the cases by their outcomes: equal, refused, or something that must not be."""
+    outcomes: dict[str, list[int]] = {}
+    next_case, end = first, first + count
+    while next_case < end:
+        for number, outcome in watch(subject, range(next_case, end)):
+            outcomes.setdefault(outcome, []).append(number)
+            next_case = number + 1
+    return outcomes
+
+
+def watch(subject: str, numbers: range):
+    """Yields case by case what a worker says, and at last, where it died or hung, that it did."""
+    command = [sys.executable, "-m", "tests.damage", subject, str(numbers.start), str(numbers.stop)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
+    lines: Queue[str | None] = Queue()
+
+    def listen():
+        for line in worker.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    Thread(target=listen, daemon=True).start()
+    current = None
+    try:
+        while True:
+            try:
+                line = lines.get(timeout=CASE_SECONDS)
+            except Empty:
+                yield (numbers.start if current is None else current), "hang"
+                return
+            if line is None:
+                if worker.wait() != 0 or current is not None:
+                    yield (numbers.start if current is None else current), f"crash: status {worker.returncode}"
+                return
+            said = json.loads(line)
+            current = said.get("begins")
+            if current is None:
+                yield said["ended"], said["outcome"]
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+
+
+def summary(outcomes: dict[str, list[int]]) -> str:
+    counts = Counter({outcome: len(numbers) for outcome, numbers in outcomes.items()})
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+
+
+def main() -> None:
+    """`python -m tests.damage all COUNT` tries everything; with a subject and two numbers it is a worker."""
+    if sys.argv[1] != "all":
+        work(sys.argv[1], range(int(sys.argv[2]), int(sys.argv[3])))
+        return
+    for subject in SUBJECTS:
+        begun = time.perf_counter()
+        outcomes = run_cases(subject, int(sys.argv[2]))
+        print(f"{subject}: {summary(outcomes)} ({time.perf_counter() - begun:.0f} s)", flush=True)
+        for outcome, numbers in outcomes.items():
+            if outcome not in ("equal", "refused"):
+                print(f"   {numbers[:10]} {outcome}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
