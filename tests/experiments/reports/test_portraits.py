@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from graft.cli import app
 from graft.data.graphs import make_graph
 from graft.experiments.reports.figures import Heat, heat_maps
-from graft.experiments.reports.portraits import draw, metrics, scaled
+from graft.experiments.reports.portraits import metrics, min_max_scaled, write_portrait
 from graft.experiments.studies import PORTRAITS
 from graft.experiments.studies.study import Portrait
 
@@ -28,7 +28,7 @@ def test_structure_of_a_triangle_with_a_tail():
 
 
 def test_columns_run_from_their_lowest_to_their_highest_value():
-    assert scaled([[2.0, 5.0], [4.0, 5.0], [3.0, 5.0]]) == [[0, 0], [1, 0], [0.5, 0]]
+    assert min_max_scaled([[2.0, 5.0], [4.0, 5.0], [3.0, 5.0]]) == [[0, 0], [1, 0], [0.5, 0]]
 
 
 def test_a_map_leaves_what_is_unknown_blank():
@@ -38,10 +38,10 @@ def test_a_map_leaves_what_is_unknown_blank():
 
 
 def test_a_portrait_is_drawn_and_written(tmp_path):
-    said = []
-    places = draw(TINY, "tiny", tmp_path / "out", TINY.datasets, TINY.clients, said.append)
-    assert [place.name for place in places] == ["figure.svg", "table.csv", "portrait.html"]
-    assert len(said) == 1
+    reported = []
+    paths = write_portrait(TINY, "tiny", tmp_path / "out", TINY.datasets, TINY.clients, reported.append)
+    assert [path.name for path in paths] == ["figure.svg", "table.csv", "portrait.html"]
+    assert reported == [f"{DATA} with 2 clients"]
     with (tmp_path / "out" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["client"] for row in rows] == ["0", "1"]

@@ -7,15 +7,15 @@ import pytest
 
 from graft.experiments.reports.report import (
     arrow,
-    busiest,
-    given_by_others,
-    local_best,
+    best_round_of_each_client,
+    busiest_peers,
+    link_networks,
+    link_weights,
+    mean_std,
+    method_details,
     network,
-    recorded,
-    size,
-    spread,
-    weights_of,
-    who_hears_whom,
+    readable_bytes,
+    weight_from_others,
 )
 
 
@@ -25,15 +25,15 @@ def test_each_client_may_stop_at_its_own_best_validation_round():
         {"loss": 1.0},  # a round that was not evaluated
         {"per_client": {"validation": [0.5, 0.7, None], "test": [1.0, 0.6, 0.5]}},
     ]
-    assert local_best(rounds) == pytest.approx((0.8 + 0.6) / 2)
-    assert local_best([]) is None
+    assert best_round_of_each_client(rounds) == pytest.approx((0.8 + 0.6) / 2)
+    assert best_round_of_each_client([]) is None
 
 
 def test_numbers_are_written_as_people_read_them():
-    assert spread([0.5, 0.7]) == "60.0 ± 14.1"
-    assert spread([0.5]) == "50.0"
-    assert spread([None]) == "-"
-    assert [size(count) for count in (0, 999, 1000, 3_855_720, 5e9)] == [
+    assert mean_std([0.5, 0.7]) == "60.0 ± 14.1"
+    assert mean_std([0.5]) == "50.0"
+    assert mean_std([None]) == "-"
+    assert [readable_bytes(count) for count in (0, 999, 1000, 3_855_720, 5e9)] == [
         "0 bytes",
         "999 bytes",
         "1.0 kB",
@@ -52,26 +52,26 @@ def test_what_a_method_noted_is_shown_round_by_round_in_short():
         {"details": {"moment_bytes": 3000, "discrepancy": [[3.0], [float("nan")]], "words": "none"}},
         {"details": {}},
     ]
-    assert cells(recorded(rounds)) == [
+    assert cells(method_details(rounds)) == [
         ["moment bytes", "1.0 kB", "3.0 kB", "2.0 kB"],
         ["discrepancy", "1", "3", "2"],
         ["kept", "1", "1", "1"],
     ]
-    assert recorded([{"details": {}}, {"round": 2}]) == ""
+    assert method_details([{"details": {}}, {"round": 2}]) == ""
 
 
 LINKS = [[0, 0, 0.5], [0, 1, 0.5], [1, 1, 1.0], [2, 0, 0.25], [2, 1, 0.75]]
 
 
 def test_weights_that_others_give_are_summed_without_the_own():
-    weights = weights_of(LINKS)
+    weights = link_weights(LINKS)
     assert weights == {(0, 0): 0.5, (0, 1): 0.5, (1, 1): 1.0, (2, 0): 0.25, (2, 1): 0.75}
-    assert given_by_others(weights) == {0: 0.25, 1: 1.25}
+    assert weight_from_others(weights) == {0: 0.25, 1: 1.25}
 
 
 def test_weights_of_parts_are_their_mean():
     parts = [[0, 1, 1.0, 0], [0, 0, 1.0, 1], [1, 1, 1.0, 0], [1, 1, 0.5, 1]]
-    assert weights_of(parts) == {(0, 1): 0.5, (0, 0): 0.5, (1, 1): 0.75}
+    assert link_weights(parts) == {(0, 1): 0.5, (0, 0): 0.5, (1, 1): 0.75}
 
 
 def attributes(picture, name):
@@ -79,7 +79,7 @@ def attributes(picture, name):
 
 
 def test_circles_grow_with_the_weight_others_give_and_arrows_with_the_weight_of_the_link():
-    picture = network("round 1", weights_of(LINKS), 3, [0, 1], thickest=0.75, largest=1.25)
+    picture = network("round 1", link_weights(LINKS), 3, [0, 1], thickest=0.75, largest=1.25)
     radii = attributes(picture, "r")
     assert len(radii) == 3
     assert radii[1] > radii[0] > radii[2]
@@ -116,23 +116,23 @@ def test_rounds_are_first_middle_and_last_unless_asked_for():
     def titles(text):
         return re.findall('aria-label="([^"]+)"', text)
 
-    assert titles(who_hears_whom(rounds, 3)) == ["round 1", "round 50", "round 100"]
-    assert titles(who_hears_whom(rounds[:1], 3)) == ["round 1"]
-    some = who_hears_whom(rounds, 3, [7, 200])
+    assert titles(link_networks(rounds, 3)) == ["round 1", "round 50", "round 100"]
+    assert titles(link_networks(rounds[:1], 3)) == ["round 1"]
+    some = link_networks(rounds, 3, [7, 200])
     assert titles(some) == ["round 7"]
     assert "No links are on record for round 200." in some
     rounds[0]["links"]["mix 2"] = LINKS
-    assert titles(who_hears_whom(rounds, 3, [1])) == ["round 1, mix", "round 1, mix 2"]
-    assert who_hears_whom([{"round": 1}], 3) == ""  # a method with a server
+    assert titles(link_networks(rounds, 3, [1])) == ["round 1, mix", "round 1, mix 2"]
+    assert link_networks([{"round": 1}], 3) == ""  # a method with a server
 
 
 def test_one_scale_serves_all_rounds():
     strong, weak = ([[0, 1, weight], [1, 1, 1.0]] for weight in (1.0, 0.1))
     rounds = [{"round": n, "links": {"mix": links}, "participants": [0, 1]} for n, links in ((1, strong), (2, weak))]
-    both = attributes(who_hears_whom(rounds, 2), "stroke-width")
+    both = attributes(link_networks(rounds, 2), "stroke-width")
     assert both == [3.0, 0.7]
 
 
 def test_the_busiest_peer_of_any_round_is_named():
     rounds = [{"details": {"busiest_sender_bytes": n, "busiest_receiver_bytes": 5000}} for n in (10, 2000, 30)]
-    assert [value for _, value in busiest(rounds)] == ["2.0 kB", "5.0 kB"]
+    assert [value for _, value in busiest_peers(rounds)] == ["2.0 kB", "5.0 kB"]

@@ -1,4 +1,4 @@
-"""Pictures of a federation's data: which classes, how alike neighbours, what structure each client has."""
+"""Heat maps of a federation's data: classes, homophily and structure of each client."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ import torch
 from graft.data.federation import Federation
 from graft.data.graphs import Graph, adjacency
 from graft.engines.in_process import InProcess
+from graft.experiments.build import build_federation, build_setup
 from graft.experiments.experiment import Experiment, make_experiment, make_method
 from graft.experiments.reports.figures import Heat, heat_maps
 from graft.experiments.reports.report import STYLE, html_table
-from graft.experiments.run import Given, build_federation, build_setup, run_experiment
+from graft.experiments.run import Given, run_experiment
 from graft.experiments.studies.study import Portrait
 from graft.files import write_text
 from graft.tensors.trees import broadcast_tree
 
-Table = tuple[Sequence[str], list[Sequence[Any]]]
-Say = Callable[[str], None]
+Report = Callable[[str], None]  # told of every column that is done
 
 
-def draw(
-    portrait: Portrait, name: str, out: Path, datasets: Sequence[str], clients: Sequence[int], say: Say
+def write_portrait(
+    portrait: Portrait, name: str, out: Path, datasets: Sequence[str], clients: Sequence[int], report: Report
 ) -> list[Path]:
     """Write figure.svg, table.csv and portrait.html for the chosen columns."""
     panels: list[Heat] = []
-    lines: list[Sequence[Any]] = []
+    table: list[Sequence[Any]] = []
     for dataset in datasets:
         for count in clients:
             experiment = make_experiment({**portrait.values(dataset), "dataset": dataset, "clients": count})
             federation = build_federation(experiment)
-            found, rows = look(portrait, experiment, federation, f"{dataset}-{count}")
-            panels += found
-            lines += [(dataset, count, *row) for row in rows]
-            say(f"{dataset} with {count} clients")
+            maps, rows = describe_clients(portrait, experiment, federation, f"{dataset}-{count}")
+            panels += maps
+            table += [(dataset, count, *row) for row in rows]
+            report(f"{dataset} with {count} clients")
     head = ("dataset", "clients", "client", *METRICS, "nodes_of_each_class", "homophily_of_each_class")
     figure = heat_maps(panels)
     title = escape(f"{name}: {portrait.meaning}")
-    shown = [(*line[:-2], join(line[-2], " "), join(line[-1], " ")) for line in lines]
+    shown = [(*line[:-2], join(line[-2]), join(line[-1])) for line in table]
     page = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}body {{ max-width: none }}</style>
 <h1>{title}</h1>
@@ -63,36 +63,37 @@ def draw(
     return [out / file_name for file_name in texts]
 
 
-def look(
+def describe_clients(
     portrait: Portrait, experiment: Experiment, federation: Federation, column: str
 ) -> tuple[list[Heat], list[Sequence[Any]]]:
+    """The heat maps of a federation, and a row of numbers for each client."""
     cards = federation.card["per_client"]
     structure = [metrics(graph, card) for graph, card in zip(federation.clients, cards, strict=True)]
     clients = [str(card["client"]) for card in cards]
-    classes = [str(one) for one in range(federation.graph.classes)]
+    classes = [str(label) for label in range(federation.graph.classes)]
     shares = [[count / max(sum(card["labels"]), 1) for count in card["labels"]] for card in cards]
     panels = {
         "labels": Heat(f"{column}: share of each class", clients, classes, shares),
         "homophily": Heat(
             f"{column}: homophily of each class", clients, classes, [card["class_homophily"] for card in cards]
         ),
-        "structure": Heat(f"{column}: structure", clients, list(METRICS), scaled(structure), structure),
+        "structure": Heat(f"{column}: structure", clients, list(METRICS), min_max_scaled(structure), structure),
     }
-    chosen = [panels[name] for name in portrait.maps]
+    maps = [panels[name] for name in portrait.maps]
     if portrait.without is not None:
-        chosen.append(left_out(portrait.without, experiment, federation, column, classes))
+        maps.append(leave_one_out(portrait.without, experiment, federation, column, classes))
     rows: list[Sequence[Any]] = [
         (card["client"], *numbers, card["labels"], card["class_homophily"])
         for card, numbers in zip(cards, structure, strict=True)
     ]
-    return chosen, rows
+    return maps, rows
 
 
 METRICS = ("nodes", "edges", "mean degree", "components", "isolated", "homophily", "clustering")
 
 
 def metrics(graph: Graph, card: dict[str, Any]) -> list[float]:
-    """The structure of one client in numbers."""
+    """The values of `METRICS` for one client."""
     links = adjacency(graph.nodes, graph.edges)
     degree = np.asarray(links.sum(1)).ravel()
     wedges = (degree * (degree - 1)).sum()
@@ -108,20 +109,20 @@ def metrics(graph: Graph, card: dict[str, Any]) -> list[float]:
     ]
 
 
-def scaled(rows: list[list[float]]) -> list[list[float | None]]:
-    """Every column from 0 for its lowest value to 1 for its highest."""
+def min_max_scaled(rows: list[list[float]]) -> list[list[float | None]]:
+    """Every column scaled from 0 for its lowest value to 1 for its highest."""
     table = np.array(rows, float)
     low, high = table.min(0), table.max(0)
     spans = np.where(high > low, high - low, 1)
     return [[float(value) for value in row] for row in (table - low) / spans]
 
 
-def left_out(client: int, experiment: Experiment, federation: Federation, column: str, classes: list[str]) -> Heat:
-    """How well FedAvg's global model knows each class when it was trained with and without one client."""
-    kept = [one for one in range(len(federation.clients)) if one != client]
+def leave_one_out(client: int, experiment: Experiment, federation: Federation, column: str, classes: list[str]) -> Heat:
+    """The accuracy of FedAvg's global model on each class when it was trained with and without one client."""
+    others = federation.clients[:client] + federation.clients[client + 1 :]
     rest = replace(
         federation,
-        clients=[federation.clients[one] for one in kept],
+        clients=others,
         card={**federation.card, "hash": f"{federation.card['hash']}-without-{client}"},
     )
     rows = []
@@ -134,20 +135,20 @@ def left_out(client: int, experiment: Experiment, federation: Federation, column
 
 
 def class_accuracy(experiment: Experiment, federation: Federation, model: Any) -> list[float | None]:
-    """Over the test nodes of all clients, class by class."""
+    """The accuracy of a global model on each class, over the test nodes of all clients."""
     method = make_method("fedavg", {})
     engine = InProcess(build_setup(experiment, method, federation))
     classes = federation.graph.classes
-    right, total = torch.zeros(classes), torch.zeros(classes)
+    correct, total = torch.zeros(classes), torch.zeros(classes)
     for fleet in engine.fleets:
         weights = broadcast_tree(model, len(fleet.clients), fleet.device)
-        answers = fleet.predict(weights).logits.argmax(2)
+        predicted = fleet.predict(weights).logits.argmax(2)
         tested = fleet.labels.masks[:, 2]
         truth = fleet.labels.classes[tested]
         total += torch.bincount(truth, minlength=classes).cpu()
-        right += torch.bincount(truth[answers[tested] == truth], minlength=classes).cpu()
-    return [float(hit / all_) if all_ else None for hit, all_ in zip(right, total, strict=True)]
+        correct += torch.bincount(truth[predicted[tested] == truth], minlength=classes).cpu()
+    return [float(hits / count) if count else None for hits, count in zip(correct, total, strict=True)]
 
 
-def join(values: Sequence[Any], by: str) -> str:
-    return by.join("-" if value is None else f"{value:.3g}" for value in values)
+def join(values: Sequence[Any]) -> str:
+    return " ".join("-" if value is None else f"{value:.3g}" for value in values)

@@ -1,4 +1,4 @@
-"""What a person reads after a run: a page for one run, a table for several."""
+"""The HTML page of a run, and the table that compares several."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from rich import markup
 from rich.table import Table
 
-from graft.experiments.records import RunDirectory, write_text
+from graft.experiments.run_directory import RunDirectory
+from graft.files import printable, write_text
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
@@ -35,31 +37,33 @@ LinkWeights = dict[tuple[int, int], float]  # (to, from) -> weight
 
 
 def write_report(directory: Path, drawn: Sequence[int] | None = None) -> Path:
-    """Make report.html of a finished run: one file, no script, nothing fetched; `drawn` are rounds to show links of."""
+    """Write report.html of a finished run, one file without scripts; `drawn` are the rounds whose links it shows."""
     run = RunDirectory(directory)
-    write_text(run.report, page(run.read_result(), run.read_rounds(), drawn))
+    result, rounds = run.read_record()
+    write_text(run.report, page(result, rounds, drawn))
     return run.report
 
 
 def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]], drawn: Sequence[int] | None = None) -> str:
+    """The HTML of a run's report."""
     accuracy = result["accuracy"]
     title = f"{result['method']} on {result['dataset']}, {result['clients']} clients, seed {result['seed']}"
     facts = [
         ("Best round", f"{result['best_round']} of {result['rounds']}"),
         ("Test accuracy, weighted by nodes", percent(accuracy["test_node_weighted"])),
-        ("Test accuracy, each client at its own best round", percent(local_best(rounds))),
+        ("Test accuracy, each client at its own best round", percent(best_round_of_each_client(rounds))),
         ("Test accuracy of the global model", percent(accuracy["test_global"])),
-        ("Sent up", size(result["communication"]["up_bytes"])),
-        ("Sent down", size(result["communication"]["down_bytes"])),
-        ("Sent between peers", size(result["communication"]["peer_bytes"])),
+        ("Sent up", readable_bytes(result["communication"]["up_bytes"])),
+        ("Sent down", readable_bytes(result["communication"]["down_bytes"])),
+        ("Sent between peers", readable_bytes(result["communication"]["peer_bytes"])),
         ("Time", f"{result['seconds']['total']:.1f} s, {1000 * result['seconds']['per_round']:.1f} ms a round"),
-        ("Peak memory", size(result["peak_memory_bytes"])),
+        ("Peak memory", readable_bytes(result["peak_memory_bytes"])),
         ("Partition", result["partition"]),
         ("Device", result["device"]),
     ]
     if "test_trained" in accuracy:
         facts.insert(3, ("Test accuracy before mixing", percent(accuracy["test_trained"])))
-        facts[-2:-2] = [("Topology", result.get("topology", "as the method says")), *busiest(rounds)]
+        facts[-2:-2] = [("Topology", result.get("topology", "as the method says")), *busiest_peers(rounds)]
     clients = [
         (row["client"], row["model"], row["nodes"], row["edges"], percent(row["validation"]), percent(row["test"]))
         for row in result["per_client"]
@@ -70,28 +74,28 @@ def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]], drawn: Sequen
 <p><span class="big">{percent(accuracy["test"])}</span> mean test accuracy of the clients' own models
 <br><span class="note">at the round with the best validation accuracy, {percent(accuracy["validation"])}</span></p>
 <h2>Accuracy over rounds</h2>
-{curves(rounds)}
-{who_hears_whom(rounds, result["clients"], drawn)}
+{accuracy_curves(rounds)}
+{link_networks(rounds, result["clients"], drawn)}
 <h2>Facts</h2>
 {html_table((), facts)}
 <h2>Clients</h2>
 {html_table(("client", "model", "nodes", "edges", "validation", "test"), clients)}
-{recorded(rounds)}
+{method_details(rounds)}
 <p class="note">Made by Graft {escape(result["graft"])}.</p>
 </html>
 """
 
 
-def local_best(rounds: Sequence[dict[str, Any]]) -> float | None:
-    """Mean test accuracy if every client stopped at its own best validation round; friendlier than a common round."""
+def best_round_of_each_client(rounds: Sequence[dict[str, Any]]) -> float | None:
+    """Mean test accuracy if every client stopped at its own best validation round, and not at a common one."""
     evaluated = [record["per_client"] for record in rounds if "per_client" in record]
-    found = []
+    accuracies = []
     for client in range(len(evaluated[0]["test"]) if evaluated else 0):
         scored = [record for record in evaluated if record["validation"][client] is not None]
         best = max(scored, key=lambda record: record["validation"][client], default=None)
         if best is not None and best["test"][client] is not None:
-            found.append(best["test"][client])
-    return mean(found) if found else None
+            accuracies.append(best["test"][client])
+    return mean(accuracies) if accuracies else None
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -100,10 +104,10 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f"<table>{f'<tr>{top}</tr>' if head else ''}{body}</table>"
 
 
-def curves(rounds: Sequence[dict[str, Any]], width: int = 720, height: int = 280) -> str:
-    """Accuracy against rounds as a picture in the page."""
-    drawn = {name: [(r["round"], r[name]) for r in rounds if r.get(name) is not None] for name in CURVES}
-    last = max((point[0] for points in drawn.values() for point in points), default=1)
+def accuracy_curves(rounds: Sequence[dict[str, Any]], width: int = 720, height: int = 280) -> str:
+    """Accuracy against rounds as SVG."""
+    series = {name: [(r["round"], r[name]) for r in rounds if r.get(name) is not None] for name in CURVES}
+    last = max((point[0] for points in series.values() for point in points), default=1)
     left, bottom = 40, height - 40
     parts = []
     for share in (0, 0.25, 0.5, 0.75, 1):
@@ -112,72 +116,72 @@ def curves(rounds: Sequence[dict[str, Any]], width: int = 720, height: int = 280
         parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{100 * share:.0f}</text>')
     parts.append(f'<text x="{left}" y="{bottom + 16}">round 1</text>')
     parts.append(f'<text x="{width - 10}" y="{bottom + 16}" text-anchor="end">{last}</text>')
-    for place, (name, (label, colour)) in enumerate(item for item in CURVES.items() if drawn[item[0]]):
+    for index, (name, (label, colour)) in enumerate(item for item in CURVES.items() if series[item[0]]):
         scale = (width - 10 - left) / max(last - 1, 1)
-        points = " ".join(f"{left + (x - 1) * scale:.1f},{bottom - y * (bottom - 20):.1f}" for x, y in drawn[name])
+        points = " ".join(f"{left + (x - 1) * scale:.1f},{bottom - y * (bottom - 20):.1f}" for x, y in series[name])
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        x = left + 200 * place
+        x = left + 200 * index
         parts.append(f'<line x1="{x}" x2="{x + 18}" y1="{height - 6}" y2="{height - 6}" stroke="{colour}"/>')
         parts.append(f'<text x="{x + 24}" y="{height - 2}">{label}</text>')
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Accuracy over rounds">{"".join(parts)}</svg>'
 
 
-def recorded(rounds: Sequence[dict[str, Any]]) -> str:
-    """What the method itself noted in its rounds, a line a quantity."""
-    found: dict[str, list[float]] = defaultdict(list)
+def method_details(rounds: Sequence[dict[str, Any]]) -> str:
+    """A table of what the method recorded in its rounds, a row a quantity."""
+    details: dict[str, list[float]] = defaultdict(list)
     for record in rounds:
         for name, value in record.get("details", {}).items():
-            if known := list(numbers_in(value)):
-                found[name].append(mean(known))
-    if not found:
+            if numbers := list(finite_numbers(value)):
+                details[name].append(mean(numbers))
+    if not details:
         return ""
     rows = []
-    for name, values in found.items():
-        shown = size if name.endswith("_bytes") else "{:.4g}".format
-        rows.append((name.replace("_", " "), *(shown(value) for value in (values[0], values[-1], mean(values)))))
+    for name, values in details.items():
+        formatted = readable_bytes if name.endswith("_bytes") else "{:.4g}".format
+        rows.append((name.replace("_", " "), *(formatted(value) for value in (values[0], values[-1], mean(values)))))
     return f"""<h2>Noted by the method</h2>
 {html_table(("in a round", "first", "last", "mean"), rows)}
 <p class="note">Where there is a number for each client, the mean over clients.</p>"""
 
 
-def numbers_in(value: Any) -> Iterator[float]:
-    """All finite numbers in something that was noted, at any depth."""
+def finite_numbers(value: Any) -> Iterator[float]:
+    """All finite numbers in a recorded value, at any depth."""
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from numbers_in(part)
+            yield from finite_numbers(part)
     elif isinstance(value, int | float) and math.isfinite(value):
         yield float(value)
 
 
-def busiest(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The most that one peer sent and received in a round."""
-    ways = {"busiest_sender_bytes": "sent", "busiest_receiver_bytes": "received"}
-    most = {way: max((record["details"].get(way, 0) for record in rounds), default=0) for way in ways}
-    return [(f"Most that one peer {verb} in a round", size(most[way])) for way, verb in ways.items()]
+def busiest_peers(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The most that one peer sent and received in a round, as facts of the page."""
+    verbs = {"busiest_sender_bytes": "sent", "busiest_receiver_bytes": "received"}
+    most = {field: max((record["details"].get(field, 0) for record in rounds), default=0) for field in verbs}
+    return [(f"Most that one peer {verb} in a round", readable_bytes(most[field])) for field, verb in verbs.items()]
 
 
-def who_hears_whom(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence[int] | None = None) -> str:
-    """The links of some rounds as pictures: of the first, the middle and the last one, unless others are asked for."""
-    known = {record["round"]: record for record in rounds if record.get("links")}
-    if not known:
+def link_networks(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence[int] | None = None) -> str:
+    """The links of some rounds as SVG: of the first, the middle and the last one, unless others are asked for."""
+    linked = {record["round"]: record for record in rounds if record.get("links")}
+    if not linked:
         return ""
-    numbers = list(known)
+    numbers = list(linked)
     wanted = list(dict.fromkeys(drawn or (numbers[0], numbers[(len(numbers) - 1) // 2], numbers[-1])))
     panels = [
-        (f"round {number}" + (f", {exchange}" if len(known[number]["links"]) > 1 else ""), known[number], links)
+        (f"round {number}" + (f", {exchange}" if len(linked[number]["links"]) > 1 else ""), linked[number], links)
         for number in wanted
-        if number in known
-        for exchange, links in known[number]["links"].items()
+        if number in linked
+        for exchange, links in linked[number]["links"].items()
     ]
-    tables = [weights_of(links) for _, _, links in panels]
+    tables = [link_weights(links) for _, _, links in panels]
     # One scale for all pictures, so that rounds can be compared.
     thickest = max((weight for table in tables for (to, sender), weight in table.items() if to != sender), default=1.0)
-    largest = max((weight for table in tables for weight in given_by_others(table).values()), default=1.0)
+    largest = max((weight for table in tables for weight in weight_from_others(table).values()), default=1.0)
     pictures = [
         network(title, table, peers, record["participants"], thickest, largest)
         for (title, record, _), table in zip(panels, tables, strict=True)
     ]
-    missing = [str(number) for number in wanted if number not in known]
+    missing = [str(number) for number in wanted if number not in linked]
     absent = f" No links are on record for round {', '.join(missing)}." if missing else ""
     return f"""<h2>Who hears whom</h2>
 <div class="panels">{"".join(pictures)}</div>
@@ -185,8 +189,8 @@ def who_hears_whom(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence
 A circle is the larger the more weight the others give to that peer; hollow ones did not take part.{absent}</p>"""
 
 
-def weights_of(links: Sequence[Sequence[float]]) -> LinkWeights:
-    """The weights of recorded links; where parts of a message travelled apart, their mean over the parts."""
+def link_weights(links: Sequence[Sequence[float]]) -> LinkWeights:
+    """The weights of recorded links; where parts of a message were sent apart, the mean over the parts."""
     parts = 1 + max((int(link[3]) for link in links if len(link) > 3), default=0)
     weights: LinkWeights = defaultdict(float)
     for to, sender, weight, *_ in links:
@@ -194,8 +198,8 @@ def weights_of(links: Sequence[Sequence[float]]) -> LinkWeights:
     return weights
 
 
-def given_by_others(weights: LinkWeights) -> dict[int, float]:
-    """How much weight the other peers give to each one."""
+def weight_from_others(weights: LinkWeights) -> dict[int, float]:
+    """The sum of the weights that the other peers give to each sender."""
     sums: dict[int, float] = defaultdict(float)
     for (to, sender), weight in weights.items():
         if to != sender:
@@ -212,14 +216,14 @@ def network(
     largest: float,
     side: int = 320,
 ) -> str:
-    """Peers on a circle with arrows along their links, as a picture in the page."""
+    """Peers on a circle with arrows along their links, as SVG."""
     around = side / 2 - 34
     room = min(13.0, 0.45 * 2 * math.pi * around / peers)  # for a circle, so that neighbours do not touch
     fine = room / 13  # the more peers, the finer their arrows
-    given = given_by_others(weights)
-    radius = {peer: room * (0.35 + 0.65 * math.sqrt(given.get(peer, 0) / largest)) for peer in range(peers)}
+    received = weight_from_others(weights)
+    radius = {peer: room * (0.35 + 0.65 * math.sqrt(received.get(peer, 0) / largest)) for peer in range(peers)}
     turn = 2 * math.pi / peers
-    place = {
+    position = {
         peer: complex(side / 2 + around * math.sin(peer * turn), side / 2 - around * math.cos(peer * turn))
         for peer in range(peers)
     }
@@ -227,42 +231,42 @@ def network(
     for (to, sender), weight in weights.items():
         if to != sender:
             width = max(0.1, round(fine * (0.4 + 2.6 * weight / thickest), 1))
-            arrows[width].append(arrow(place[sender], place[to], radius[sender], radius[to], 3 * fine + width))
+            arrows[width].append(arrow(position[sender], position[to], radius[sender], radius[to], 3 * fine + width))
     parts = [
         f'<path d="{"".join(paths)}" stroke-width="{width}" fill="none" stroke="#1f6fb4" stroke-opacity=".5"/>'
         for width, paths in sorted(arrows.items())
     ]
-    letters = max(6, min(12, round(400 / peers)))
-    for peer, at in place.items():
-        heard = [f"{one} ({weight:.3g})" for (to, one), weight in weights.items() if to == peer]
+    font_size = max(6, min(12, round(400 / peers)))
+    for peer, centre in position.items():
+        heard = [f"{sender} ({weight:.3g})" for (to, sender), weight in weights.items() if to == peer]
         about = f"peer {peer} hears {', '.join(heard)}" if heard else f"peer {peer} hears nobody"
         fill = "#1f6fb4" if peer in present else "white"
         parts.append(
-            f'<circle cx="{at.real:.1f}" cy="{at.imag:.1f}" r="{radius[peer]:.1f}" fill="{fill}" stroke="#1f6fb4">'
-            f"<title>{about}</title></circle>"
+            f'<circle cx="{centre.real:.1f}" cy="{centre.imag:.1f}" r="{radius[peer]:.1f}" fill="{fill}" '
+            f'stroke="#1f6fb4"><title>{about}</title></circle>'
         )
-        label = side * (0.5 + 0.5j) + (at - side * (0.5 + 0.5j)) * (1 + 22 / around)
+        label = side * (0.5 + 0.5j) + (centre - side * (0.5 + 0.5j)) * (1 + 22 / around)
         parts.append(
             f'<text x="{label.real:.1f}" y="{label.imag + 4:.1f}" text-anchor="middle" '
-            f'style="font-size:{letters}px">{peer}</text>'
+            f'style="font-size:{font_size}px">{peer}</text>'
         )
     head = f'<text x="4" y="14">{escape(title)}</text>'
     return f'<svg viewBox="0 0 {side} {side}" role="img" aria-label="{escape(title)}">{head}{"".join(parts)}</svg>'
 
 
 def arrow(start: complex, end: complex, leave: float, arrive: float, head: float) -> str:
-    """A bent arrow between two circles as a piece of a path; bent, so that one back does not lie upon it."""
+    """An SVG path of an arrow between two circles, bent so that the opposite arrow does not lie upon it."""
     bend = (start + end) / 2 + 0.1j * (end - start)
-    come = (end - bend) / abs(end - bend)
-    tip = end - arrive * come
+    direction = (end - bend) / abs(end - bend)
+    tip = end - arrive * direction
     start += leave * (bend - start) / abs(bend - start)
-    sides = [tip + head * come * complex(-0.9, side) for side in (-0.5, 0.5)]
+    sides = [tip + head * direction * complex(-0.9, side) for side in (-0.5, 0.5)]
     points = [f"{point.real:.1f} {point.imag:.1f}" for point in (start, bend, tip, sides[0], sides[1])]
     return f"M{points[0]}Q{points[1]} {points[2]}M{points[3]}L{points[2]}L{points[4]}"
 
 
 def comparison(results: Sequence[dict[str, Any]]) -> Table:
-    """Runs side by side; runs that differ only in their seed become one row with mean and deviation."""
+    """A table of runs; those that differ only in their seed become one row with mean and deviation."""
     rows: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         models = ",".join(dict.fromkeys(row["model"] for row in result["per_client"]))
@@ -270,9 +274,9 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
         topology = result.get("topology", "")
         rows[result["dataset"], clients, result["partition"], models, topology, result["method"]].append(result)
     # What all runs have in common goes into the title, what differs into columns.
-    varies = [len({key[place] for key in rows}) > 1 for place in range(5)]
+    varies = [len({key[column] for key in rows}) > 1 for column in range(5)]
     common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if value and not differs]
-    table = Table(title=f"Test accuracy in percent: {', '.join(common)}", title_justify="left")
+    table = Table(title=plain(f"Test accuracy in percent: {', '.join(common)}"), title_justify="left")
     for name, differs in zip(("dataset", "clients", "partition", "models", "topology"), varies, strict=True):
         if differs:
             table.add_column(name, min_width=len(name))
@@ -285,10 +289,10 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     for key, group in rows.items():
         sent = mean(sum(result["communication"].values()) for result in group)
         table.add_row(
-            *(value for value, differs in zip(key, varies, strict=False) if differs),
-            key[-1],
-            *(spread([result["accuracy"].get(name) for result in group]) for name in headlines),
-            size(sent) if sent else "nothing",
+            *(plain(value) for value, differs in zip(key, varies, strict=False) if differs),
+            plain(key[-1]),
+            *(mean_std([result["accuracy"].get(name) for result in group]) for name in headlines),
+            readable_bytes(sent) if sent else "nothing",
             f"{1000 * mean(result['seconds']['per_round'] for result in group):.1f}",
         )
     seeds = sorted({len(group) for group in rows.values()})
@@ -302,19 +306,25 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def spread(values: Sequence[float | None]) -> str:
-    known = [100 * value for value in values if value is not None]
-    if not known:
+def plain(text: str) -> str:
+    """Text as it can stand in a table on a screen: no markup, no escape sequences."""
+    return markup.escape(printable(text))
+
+
+def mean_std(values: Sequence[float | None]) -> str:
+    """Mean and standard deviation of accuracies as text, in percent; of those that there are."""
+    percents = [100 * value for value in values if value is not None]
+    if not percents:
         return "-"
-    return f"{mean(known):.1f}" + (f" ± {stdev(known):.1f}" if len(known) > 1 else "")
+    return f"{mean(percents):.1f}" + (f" ± {stdev(percents):.1f}" if len(percents) > 1 else "")
 
 
 def percent(value: float | None) -> str:
     return "none" if value is None else f"{100 * value:.1f} %"
 
 
-def size(count: float) -> str:
-    """Bytes as people read them."""
+def readable_bytes(count: float) -> str:
+    """A number of bytes with its unit, from bytes to GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -1,0 +1,178 @@
+"""The results that are on disk for a study: mean and deviation over seeds, partitions, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from graft.experiments.reproduce import DATA_FIELDS, Plan
+from graft.experiments.studies.study import Measure, Number
+
+AVERAGE = "average"
+DataKey = tuple[str, int, int]  # dataset, clients, seed
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row in a column of the table: the seeds of a method, in percent (or milliseconds)."""
+
+    values: dict[int, float]  # seed -> what the study measures
+    by_nodes: dict[int, float]  # the same, clients weighted by their nodes
+    seconds: list[float]
+    failed: int = 0
+    paper: Number | None = None
+    later: Number | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.values.values()) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        return stdev(self.values.values()) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
+
+
+class StudyResults:
+    """All that is on disk for a plan, row by row and column by column."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.stored = {(cell.row, *cell.column, cell.seed): cell.read() for cell in plan.cells}
+        self.columns = [f"{dataset}-{clients}" for dataset, clients in plan.columns]
+        self.entries = {
+            (row, name): self.entry(row, *column)
+            for row in plan.rows
+            for name, column in zip(self.columns, plan.columns, strict=True)
+        }
+        if len(self.columns) > 1:
+            self.entries |= {(row, AVERAGE): self.average(row) for row in plan.rows}
+
+    @property
+    def headings(self) -> list[str]:
+        return [*self.columns, AVERAGE] if len(self.columns) > 1 else self.columns
+
+    def entry(self, row: str, dataset: str, clients: int) -> Entry:
+        """The seeds of a row in a column, as the study measures them, beside the paper's number."""
+        study, summaries = self.plan.study, self.summaries(row, dataset, clients)
+        return Entry(
+            measured(summaries, study.measure),
+            measured(summaries, "test_node_weighted"),
+            [summary["seconds"]["total"] for summary in summaries.values()],
+            sum("error" in (self.stored[row, dataset, clients, seed] or {}) for seed in self.plan.seeds),
+            study.printed(row, dataset, clients),
+            study.printed(row, dataset, clients, later=True),
+        )
+
+    def other_entry(self, row: str, dataset: str, clients: int, measure: Measure) -> Entry:
+        """Another measure of the same runs."""
+        return Entry(measured(self.summaries(row, dataset, clients), measure), {}, [])
+
+    def summaries(self, row: str, dataset: str, clients: int) -> dict[int, dict[str, Any]]:
+        """The summaries of the finished runs of a row in a column, by seed."""
+        stored = {seed: self.stored[row, dataset, clients, seed] or {} for seed in self.plan.seeds}
+        return {seed: result["summary"] for seed, result in stored.items() if "summary" in result}
+
+    def average(self, row: str) -> Entry:
+        """The mean over all columns, seed by seed; a row with a gap has none, for it could not be compared."""
+        entries = [self.entries[row, name] for name in self.columns]
+
+        def over_columns(columns: Sequence[dict[int, float]]) -> dict[int, float]:
+            complete = [seed for seed in self.plan.seeds if all(seed in values for values in columns)]
+            return {seed: mean(values[seed] for values in columns) for seed in complete}
+
+        printed = [entry.paper.mean for entry in entries if entry.paper is not None]
+        return Entry(
+            over_columns([entry.values for entry in entries]),
+            over_columns([entry.by_nodes for entry in entries]),
+            [seconds for entry in entries for seconds in entry.seconds],
+            paper=Number(round(mean(printed), 2)) if len(printed) == len(entries) else None,
+        )
+
+    def best(self, heading: str) -> set[str]:
+        """The rows with our best mean in a column; references do not compete, and nobody does for speed."""
+        if self.plan.study.measure == "milliseconds":
+            return set()
+        rows = [row for row in self.plan.rows if not self.plan.study.rows[row].reference]
+        means = {row: round(value, 2) for row in rows if (value := self.entries[row, heading].mean) is not None}
+        top = max(means.values(), default=None)
+        return {row for row, value in means.items() if value == top}
+
+    def failures(self) -> dict[str, str]:
+        """The reasons of failed runs, by the name of the cell."""
+        stored = {cell.name: self.stored[cell.row, *cell.column, cell.seed] or {} for cell in self.plan.cells}
+        return {name: result["error"] for name, result in stored.items() if "error" in result}
+
+    def hashes(self, row: str | None = None) -> dict[DataKey, set[str]]:
+        """The hashes of the partitions that all rows, or those on the same data as one of them, were run on."""
+        hashes: dict[DataKey, set[str]] = {}
+        for (other, dataset, clients, seed), result in self.stored.items():
+            if result is not None and "summary" in result and (row is None or self.same_data(row, other)):
+                hashes.setdefault((dataset, clients, seed), set()).add(result["partition"])
+        return hashes
+
+    def same_data(self, row: str, other: str) -> bool:
+        """Whether two rows change the same things about the data."""
+        changes = [self.plan.study.rows[name].changes for name in (row, other)]
+        first, second = ({field: change[field] for field in DATA_FIELDS if field in change} for change in changes)
+        return first == second
+
+    def inconsistent(self) -> list[DataKey]:
+        """Where rows on the same data were run on different partitions."""
+        by_row = [self.hashes(row).items() for row in self.plan.rows]
+        return list(dict.fromkeys(key for items in by_row for key, hashes in items if len(hashes) > 1))
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The summaries of all finished runs."""
+        return [result["summary"] for result in self.stored.values() if result is not None and "summary" in result]
+
+    def done(self) -> int:
+        """The number of finished runs."""
+        return len(self.finished())
+
+
+PERSONAL = "each client's own model on its own test nodes"
+AT_BEST = "at the round with the best validation accuracy"
+MEASURES: dict[Measure, tuple[str, str]] = {
+    "test": ("Own models", f"Test accuracy in percent: {PERSONAL}, plain mean over clients, {AT_BEST}"),
+    "test_node_weighted": (
+        "Own models, clients weighted by their nodes",
+        f"Test accuracy in percent: {PERSONAL}, clients weighted by their nodes, {AT_BEST}",
+    ),
+    "test_global": (
+        "The global model",
+        "Test accuracy in percent of the global model, at its own best validation round",
+    ),
+    "test_served": (
+        "What the server hands out",
+        "Test accuracy in percent of the global model, or of the models that the server makes for each client, plain "
+        f"mean over clients, {AT_BEST}",
+    ),
+    "test_trained": (
+        "After local training, before mixing",
+        "Test accuracy in percent of each peer's model before it mixes, at its own best validation round",
+    ),
+    "milliseconds": ("Time", "Milliseconds a round, evaluation included, on the machine that ran it"),
+}
+
+
+def measured(summaries: dict[int, dict[str, Any]], measure: Measure) -> dict[int, float]:
+    """A measure of each seed that has it."""
+    values = {seed: read_measure(summary, measure) for seed, summary in summaries.items()}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def read_measure(summary: dict[str, Any], measure: Measure) -> float | None:
+    """A measure of one run: accuracies in percent, times in milliseconds."""
+    if measure == "milliseconds":
+        return 1000 * float(summary["seconds"]["per_round"])
+    scores = summary["accuracy"]
+    value = scores.get(measure)
+    if measure == "test_served":
+        value = scores["test"] if scores["test_global"] is None else scores["test_global"]
+    return None if value is None else 100 * float(value)
