@@ -4,23 +4,23 @@ The last node of every client is isolated, and the last client of three never se
 """
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 
 from graft.data import cards
 from graft.data.federation import Federation
-from graft.data.graphs import clean, cut
+from graft.data.graphs import cut, make_graph
 from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
-from graft.experiments.run import participants
-from graft.federation.exchange import Server, Traffic
-from graft.federation.peers import PeerMethod, play_round
+from graft.federation.clients import Traffic
+from graft.federation.method import Placement
+from graft.federation.session import Session
 from graft.federation.setup import Setup
-from graft.models import assign_models
-from graft.tensors.trees import Tree, flatten, map_tree, stack, strip_architectures
-from graft.training.loop import Training
+from graft.models.build import assign_models
+from graft.tensors.trees import flatten, map_tree, stack, strip_architectures
+from graft.training.optimizers import Training
 
 SIZES = (12, 9, 7)
 CLASSES = 3
@@ -40,7 +40,7 @@ def toy_graph(nodes=12, seed=0, sparse=False, edgeless=False, missing=None):
     if missing is not None:
         y[y == missing] = (missing + 1) % CLASSES
     part = np.arange(nodes) % 5
-    return replace(clean("toy", x, edges, y, CLASSES), train=part <= 1, validation=part == 2, test=part >= 3)
+    return replace(make_graph("toy", x, edges, y, CLASSES), train=part <= 1, validation=part == 2, test=part >= 3)
 
 
 def toy_graphs(clients=3, sizes=SIZES, sparse=False):
@@ -71,7 +71,7 @@ def toy_federation(clients=3, sizes=SIZES, sparse=False, crossing=6):
         back[place] = pieces
         return back
 
-    graph = clean(
+    graph = make_graph(
         "toy",
         whole([part.x.toarray() if sparse else part.x for part in parts]),
         np.concatenate(edges, axis=1),
@@ -100,12 +100,9 @@ def toy_setup(
     **training,
 ):
     """A federation ready to run; further settings are those of `Training`, and `graphs` replaces the toy graphs."""
-    groups = None
-    if method.pooled:
-        federation = toy_federation(clients, sizes, sparse)
-        graphs, groups = [federation.pooled(method.edges)], federation.membership
-    elif graphs is None:
-        graphs = toy_federation(clients, sizes, sparse).clients
+    federation = toy_federation(clients, sizes, sparse)
+    own_graphs = Placement(graphs) if graphs is not None else None
+    graphs, scoring, groups = own_graphs or method.place(federation)
     assigned = assign_models(
         method.architecture or models,
         len(graphs),
@@ -119,13 +116,14 @@ def toy_setup(
         method=method,
         name=type(method).__name__.lower(),
         graphs=graphs,
-        models=assigned,
+        models=list(map(method.model, assigned)),
         training=Training(**training),
         width=width,
         dropout=dropout,
         seed=seed,
         participation=participation,
         topology=topology,
+        scoring=scoring,
         groups=groups,
     )
 
@@ -134,9 +132,17 @@ def toy_setup(
 class Played:
     """A federation after some rounds."""
 
-    server: Server
-    engine: object
+    session: Session
     traffic: Traffic
+    records: dict  # what the method recorded, later rounds over earlier ones
+
+    @property
+    def server(self):
+        return self.session.server
+
+    @property
+    def engine(self):
+        return self.session.engine
 
     def client(self, number):
         """All that one client keeps."""
@@ -144,40 +150,27 @@ class Played:
 
 
 def play(setup, rounds=2, engine=None, first=1, state=None, whole=True):
-    """Play rounds as a run does, without scores; with `state` the server goes on from there.
+    """Runs rounds without scores, as a run does; with `state` the server goes on from there.
 
-    On a GPU rounds are recorded as a whole where their method allows it, unless `whole` is off.
+    On a GPU rounds are captured as a whole where their method allows it, unless `whole` is off.
     """
-    engine = engine or InProcess(setup)
-    models = setup.models
-    server = Server(
-        model=models[0] if len(set(models)) == 1 else None,
-        models=models,
-        clients=len(models),
-        seed=setup.seed,
-        device=setup.device,
-        architecture=setup.architecture,
-    )
-    setup.method.start_server(server)
-    server.state = state or server.state
-    traffic = Traffic()
-
-    def one_round():
-        sent = Traffic()
-        members = participants(engine.members(), setup.participation, setup.seed, server.at)
-        play_round(setup.method, server, engine, members, sent, setup.topology)
-        records, server.records = server.records, {}
-        tensors = {name: value for name, value in records.items() if isinstance(value, torch.Tensor)}
-        return Tree(tensors), (sent, records)
-
+    if not whole:
+        setup = replace(setup, method=stepwise(setup.method))
+    session = Session(setup, engine or InProcess(setup))
+    session.server.state = state or session.server.state
+    played = Played(session, Traffic(), {})
     with capture_stream(setup.device):
         for number in range(first, first + rounds):
-            server.round = number
-            kind = "round" if whole and not isinstance(setup.method, PeerMethod) else None
-            found, (sent, records) = engine.play(server, kind, one_round)
-            server.records |= records | dict(flatten(found))
-            traffic.add(sent)
-    return Played(server, engine, traffic)
+            outcome = session.round(number, evaluate=False)
+            played.traffic.add(outcome.facts.traffic)
+            played.records |= outcome.details
+    return played
+
+
+def stepwise(method):
+    """The same method with rounds that are not captured as a whole."""
+    kind = type(type(method).__name__, (type(method),), {"capturable": False})
+    return kind(**{field.name: getattr(method, field.name) for field in fields(method)})
 
 
 def unbroken_and_resumed(setup, make=InProcess):

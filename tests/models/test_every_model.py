@@ -16,7 +16,7 @@ from graft.models import assign_models, build_model
 from graft.models.gin import GIN
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import flatten, select_clients
-from graft.training.loop import Training
+from graft.training.optimizers import Training
 from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
 
 NAMES = ("gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4", "gcn6", "gcn8")
@@ -274,10 +274,10 @@ def test_a_selection_of_a_fleet_predicts_as_the_whole(case):
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.75])
 def test_dropout_keeps_the_mean_by_enlarging_what_is_left(rate):
     model = build_model("gcn", 6, CLASSES, dropout=rate)
-    dropped = model.drop(torch.ones(2, 500, 64), Stream(torch.tensor([1, 2])))
+    dropped = model.apply_dropout(torch.ones(2, 500, 64), Stream(torch.tensor([1, 2])))
     assert torch.allclose(dropped[dropped != 0], torch.tensor(1 / (1 - rate)))
     assert float(dropped.mean()) == pytest.approx(1, abs=4 * (rate / (1 - rate) / dropped.numel()) ** 0.5)
-    assert torch.equal(model.drop(torch.ones(2, 5, 64), None), torch.ones(2, 5, 64))
+    assert torch.equal(model.apply_dropout(torch.ones(2, 5, 64), None), torch.ones(2, 5, 64))
 
 
 def test_embedding_is_taken_before_dropout():

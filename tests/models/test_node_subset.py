@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from graft.federation.fleet import build_fleet
-from graft.graphs.fleet_graph import Rows, build_fleet_graph
+from graft.graphs.fleet_graph import build_fleet_graph
+from graft.graphs.node_subset import NodeSubset
 from graft.models import build_model
 from graft.models.heterogeneous import architecture_names, make_heterogeneous
 from graft.tensors.randomness import Stream
 from graft.tensors.sparse import BlockSparse
 from graft.tensors.trees import Tree, select_clients
-from graft.training.loop import Training
+from graft.training.optimizers import Training
 from tests.toy import CLASSES, random_weights, toy_graphs, trained_tree
 
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ def test_it_says_of_some_nodes_what_it_says_of_all(name, head, sparse, monkeypat
     wanted, draws = results(weights, lambda tree, stream: map(picked, model(tree, graph, stream)))
     for small in (2**18, 0):  # masks drawn for all nodes, or for those that are asked about
         monkeypatch.setattr("graft.tensors.randomness.SMALL_MASK", small)
-        found, others = results(weights, lambda tree, stream: model.at(tree, Rows(graph, NODES, REAL), stream))
+        found, others = results(weights, lambda tree, stream: model.forward_at(tree, NodeSubset(graph, NODES, REAL), stream))
         assert draws == others
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
@@ -62,9 +63,9 @@ def test_so_do_several_architectures_and_clients_selected_from_more(sparse):
     wanted, _ = results(weights, lambda tree, stream: map(picked, model(tree, graph, stream)))
     more = build_fleet_graph([graphs[1], graphs[0], graphs[2], graphs[1]], CPU)
     chosen = [1, 3, 2]
-    there = Rows(more, torch.stack([NODES[1], NODES[0], NODES[2], NODES[1]]), REAL[[1, 0, 2, 1]])
-    for rows in (Rows(graph, NODES, REAL), Rows(more.select(chosen), NODES, REAL, (there, chosen))):
-        found, _ = results(weights, lambda tree, stream, rows=rows: model.at(tree, rows, stream))
+    there = NodeSubset(more, torch.stack([NODES[1], NODES[0], NODES[2], NODES[1]]), REAL[[1, 0, 2, 1]])
+    for rows in (NodeSubset(graph, NODES, REAL), NodeSubset(more.select(chosen), NODES, REAL, (there, chosen))):
+        found, _ = results(weights, lambda tree, stream, rows=rows: model.forward_at(tree, rows, stream))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -72,7 +73,7 @@ def test_rows_of_a_matrix_by_hand():
     starts, columns = torch.tensor([0, 1, 3, 3, 5], dtype=torch.int32), torch.tensor([0, 0, 1, 2, 3], dtype=torch.int32)
     matrix = BlockSparse(starts, columns, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 2, (2, 2))
     assert matrix.dense().tolist() == [[[1, 0], [2, 3]], [[0, 0], [4, 5]]]
-    some = matrix.at(torch.tensor([[1, 1, 0], [1, 0, 1]]), torch.tensor([[True, True, True], [True, True, False]]))
+    some = matrix.select_rows(torch.tensor([[1, 1, 0], [1, 0, 1]]), torch.tensor([[True, True, True], [True, True, False]]))
     assert some.dense().tolist() == [[[2, 3], [2, 3], [1, 0]], [[4, 5], [0, 0], [0, 0]]]
     assert some.transpose.dense().tolist() == some.dense().mT.tolist()
 
@@ -80,10 +81,10 @@ def test_rows_of_a_matrix_by_hand():
 def test_numbers_of_any_kind_can_be_picked():
     graph = build_fleet_graph(toy_graphs(), CPU)
     values = torch.randn(3, graph.nodes, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rows = Rows(graph, NODES, REAL)
-    assert torch.equal(rows.own(values), picked(values))
-    assert torch.equal(rows.own(values.float()), picked(values.float()))
-    assert torch.equal(rows.own(values.bfloat16()), picked(values.bfloat16()))
+    rows = NodeSubset(graph, NODES, REAL)
+    assert torch.equal(rows.gather(values), picked(values))
+    assert torch.equal(rows.gather(values.float()), picked(values.float()))
+    assert torch.equal(rows.gather(values.bfloat16()), picked(values.bfloat16()))
 
 
 def fleet_of(graphs, model="gcn", **options):
@@ -117,7 +118,7 @@ def test_client_without_a_training_node_has_no_loss_and_no_gradient():
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "sgc", "gcn4", "ortho_gcn"])
-def test_spreading_dense_features_first_changes_nothing(name):
+def test_propagateding_dense_features_first_changes_nothing(name):
     graphs = toy_graphs()
     lasting, passing = build_fleet_graph(graphs, CPU), build_fleet_graph(graphs, CPU)
     passing.cacheable = False
@@ -125,8 +126,8 @@ def test_spreading_dense_features_first_changes_nothing(name):
     weights = random_weights(model, 3)
     found, wanted = (model(weights, graph) for graph in (lasting, passing))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert lasting._spread
-    assert not any(spread is not None for spread in passing._spread.values())
+    assert lasting._propagated
+    assert not any(spread is not None for spread in passing._propagated.values())
     chosen = [2, 0]
     logits = model(select_clients(weights, torch.tensor(chosen)), lasting.select(chosen)).logits
     torch.testing.assert_close(logits, wanted.logits[chosen], rtol=1e-4, atol=1e-5)
@@ -139,4 +140,4 @@ def test_features_that_are_learnt_keep_their_gradient_and_sparse_ones_stay_spars
     model = build_model("gcn", graph.width, CLASSES, width=8)
     model(random_weights(model, 3), graph).logits.sum().backward()
     assert graph.features.grad.any()
-    assert build_fleet_graph(toy_graphs(sparse=True), CPU).spread("normalised") is None
+    assert build_fleet_graph(toy_graphs(sparse=True), CPU).propagated_features("normalised") is None

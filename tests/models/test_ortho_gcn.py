@@ -10,7 +10,7 @@ from graft.models import build_model
 from graft.models.gcn import GCN
 from graft.models.ortho_gcn import OrthoGCN, departure, orthogonalised
 from graft.tensors.trees import flatten, select_clients
-from graft.training.loop import Training
+from graft.training.optimizers import Training
 from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, trained_tree
 
 WIDTH = 8

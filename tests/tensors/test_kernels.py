@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from graft.data.synthetic import generate
-from graft.graphs.fleet_graph import Rows, build_fleet_graph
+from graft.graphs.fleet_graph import build_fleet_graph
+from graft.graphs.node_subset import NodeSubset
 from graft.methods.fedavg import FedAvg
 from graft.tensors import kernels
 from graft.tensors.randomness import Stream, streams
 from graft.tensors.sparse import BlockSparse, attention
 from graft.tensors.trees import Owners, flatten, map_tree
-from graft.training.loop import OPTIMIZERS, Training
+from graft.training.optimizers import OPTIMIZERS, Training
 from tests.toy import gap, play, toy_graphs, toy_setup
 
 pytestmark = [
@@ -68,13 +69,13 @@ def test_dropout_is_that_of_the_cpu_and_so_is_its_gradient(rate, width):
         stream = streams(device, 1, [0, 1, 5])
         stream.bits(3)
         leaf = values.clone().to(device).requires_grad_()
-        out = stream.drop(leaf, rate)
+        out = stream.dropout(leaf, rate)
         (out * values.to(device)).sum().backward()
         results.append((out.detach().cpu(), leaf.grad.cpu(), stream.draws))
     assert results[0][2] == results[1][2]
     torch.testing.assert_close(results[0][:2], results[1][:2])
     assert rate < 0.2 or (results[1][0] == 0).any()
-    again = Stream(streams(THERE, 1, [0, 1, 5]).keys).drop(values.to(THERE), rate).cpu()
+    again = Stream(streams(THERE, 1, [0, 1, 5]).keys).dropout(values.to(THERE), rate).cpu()
     assert rate < 0.2 or width == 1 or not torch.equal(again, results[1][0])
 
 
@@ -132,13 +133,13 @@ def test_dropout_of_some_rows_is_that_of_the_cpu():
     found = []
     for device in (HERE, THERE):
         graph = build_fleet_graph(graphs, device)
-        rows = Rows(
+        rows = NodeSubset(
             graph,
             torch.tensor([[3, 0], [1, 2], [4, 4]], device=device),
             torch.ones(3, 2, dtype=torch.bool, device=device),
         )
         values = torch.ones(3, 2, 67, device=device)
-        found.append(streams(device, 1, [0, 1, 5]).drop(values, 0.5, rows).cpu())
+        found.append(streams(device, 1, [0, 1, 5]).dropout(values, 0.5, rows).cpu())
     torch.testing.assert_close(*found)
 
 

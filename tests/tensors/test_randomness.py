@@ -170,7 +170,7 @@ def test_some_owners_draw_what_they_draw_among_all():
     for drawn in (
         lambda stream: stream.bits(5),
         lambda stream: stream.keep(0.3, 4, 8),
-        lambda stream: stream.drop(torch.ones(len(stream.keys), 4, 8), 0.5),
+        lambda stream: stream.dropout(torch.ones(len(stream.keys), 4, 8), 0.5),
     ):
         whole = Stream(torch.tensor([3, 1, 4, 1000, 59]))
         whole.bits(2)
@@ -185,10 +185,10 @@ def test_dropout_is_the_same_whether_parts_share_its_draws_or_not(monkeypatch):
     def drops():
         whole = Stream(torch.tensor([3, 1, 4]))
         first, last = whole.of(range(1)), whole.of(range(1, 3))
-        found = [first.drop(torch.ones(1, 6, 8), 0.5), last.drop(torch.ones(2, 6, 8), 0.5)]
-        found.append(last.drop(torch.ones(2, 6, 8), 0.25))
+        found = [first.dropout(torch.ones(1, 6, 8), 0.5), last.dropout(torch.ones(2, 6, 8), 0.5)]
+        found.append(last.dropout(torch.ones(2, 6, 8), 0.25))
         whole.advance([first.draws, last.draws, last.draws])
-        return [*found, whole.drop(torch.ones(3, 6, 8), 0.5)]
+        return [*found, whole.dropout(torch.ones(3, 6, 8), 0.5)]
 
     shared = drops()
     monkeypatch.setattr("graft.tensors.randomness.SMALL_MASK", 0)
@@ -204,7 +204,7 @@ def test_masks_made_ahead_are_those_made_when_they_are_asked_for(widths, monkeyp
         for place, width in enumerate(widths):
             if place == 3:  # something else may be drawn in between
                 found.append(stream.bits(2))
-            found.append(stream.drop(torch.ones(3, 6, width), 0.5))
+            found.append(stream.dropout(torch.ones(3, 6, width), 0.5))
             if place == 5:
                 stream.advance([2, 2, 2])
         assert len(stream._masks) <= 4  # those that were used are gone

@@ -1,12 +1,13 @@
-"""Whole rounds, or at least whole steps, as CUDA graphs: recorded once, then replayed without a launch from Python.
+"""Whole rounds, or at least whole steps, as CUDA graphs: captured once, then replayed without a launch from Python.
 
-A round is a function of what the server and the clients keep and of the seeds of this round. These live in fixed
-buffers; seeds are filled in before a replay, and what a round found out is fetched after it, all in one go. Everything
-Python decides while a round is recorded stays decided: so the rounds of a method that waits for the device (to look at
-a value), or that looks at the number of the round, are never recorded, but those of its steps are that do neither.
+A round is a function of what the server and the clients keep, of its seeds and of its number. These live in fixed
+buffers, which are written before a replay; what a round found out is fetched after it in one copy. Everything that
+Python decides while a round is captured stays decided. So a method declares whether its rounds can be captured, and the
+second round proves it: one that waits for the device runs step by step, and state that a replay would not change, on
+another device or in Python, is an error.
 
-A step is a function of its message, the fleet's state and the fleet's random keys. What it returns is copied out, so
-that nobody holds a buffer the next replay will overwrite.
+A step is a function of its message, the fleet's state, its random keys and the round's number. What it returns is
+copied out, so that nobody holds a buffer which the next replay will overwrite.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from graft.engines.client_group import ClientGroup, shallow_copy, storage_of
 from graft.errors import RunError
-from graft.federation.exchange import Server
-from graft.federation.fleet import Fleet
+from graft.federation.clients import Round
+from graft.federation.fleet import Call, Fleet
+from graft.federation.server import Server
 from graft.tensors.randomness import SeedBuffer, Stream
 from graft.tensors.trees import Tree, broadcast_tree, flatten, map_tree, unflatten
-
-Round = Callable[[], tuple[Tree, Any]]  # gives tensors that will be read, and facts that never change
 
 
 class Message(NamedTuple):
@@ -38,29 +40,41 @@ class Message(NamedTuple):
     own: Any = None
 
 
+StepFunction = Callable[..., Any]
+
+
 class StepCapture:
-    """The recorded steps of one fleet, and the fixed buffers that hold its state from then on."""
+    """The captured steps of one group of clients, and the fixed buffers that hold its state from then on."""
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         """Without a stream it gets one of its own: what runs at the same time must not share library buffers."""
         self.stream = torch.cuda.Stream() if stream is None else stream  # type: ignore[no-untyped-call]
         self._seen: set[Any] = set()
-        self._never: set[str] = set()
         self._states: dict[Any, Tree] = {}
-        self.recordings: dict[Any, CapturedStep] = {}
+        self.captured: dict[Any, CapturedStep] = {}
 
-    def run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Message) -> Any:
-        """Run a step: plainly the first time, recorded the second, replayed from then on; `join` before use."""
+    def run(self, function: StepFunction, group: ClientGroup, fleet: Fleet, step: str, message: Message) -> Any:
+        """Runs a step: plainly the first time, captured the second, replayed from then on; `join` before use."""
         with self.beside(fleet, message):
-            return self._run(function, fleet, step, message)
+            # The first run may create state (optimisers); only what stays the same from call to call can be replayed.
+            shape = shape_of(group.state)
+            key = (step, *map(shape_of, message), shape)
+            if key not in self.captured and key in self._seen:
+                if shape not in self._states:
+                    self._states[shape] = map_tree(torch.clone, group.state)
+                self.captured[key] = CapturedStep(function, fleet, self._states[shape], message, self.stream)
+            if key in self.captured:
+                return self.captured[key].replay(group, fleet, message)
+            self._seen.add(key)
+            return function(fleet, *step_arguments(message, fleet))
 
     @contextmanager
     def beside(self, fleet: Fleet, message: Message) -> Iterator[None]:
-        """Do something for a fleet on its own stream, next to what other fleets do; `join` before use."""
+        """Runs something for a group on its own stream, next to what other groups do; `join` before use."""
         here = torch.cuda.current_stream()
         if here != self.stream:
             self.stream.wait_stream(here)
-            # What is let go of here may have been made there: its memory must not be reused before it was read.
+            # What is freed here may have been made there: its memory must not be reused before it was read.
             for _, leaf in (*flatten(fleet.state), *flatten(message.own or {})):
                 if leaf.is_cuda:
                     leaf.record_stream(self.stream)
@@ -68,138 +82,170 @@ class StepCapture:
             yield
 
     def join(self) -> None:
-        """Let the current stream wait for what was started here."""
+        """Lets the current stream wait for what was started here."""
         torch.cuda.current_stream().wait_stream(self.stream)
-
-    def _run(self, function: Callable[..., Any], fleet: Fleet, step: str, message: Message) -> Any:
-        # The first run may create state (optimisers); only what stays the same from call to call can be replayed.
-        shape = shape_of(fleet.state)
-        key = (step, *map(shape_of, message), shape)
-        if key in self.recordings:
-            return self.recordings[key].replay(fleet, message)
-        if key in self._seen and step not in self._never:
-            if shape not in self._states:
-                self._states[shape] = map_tree(torch.clone, fleet.state)
-            self.recordings[key] = CapturedStep(function, fleet, self._states[shape], message, self.stream)
-            return self.recordings[key].replay(fleet, message)
-        self._seen.add(key)
-        reply = function(fleet, *step_arguments(message, fleet))
-        if fleet.looked_at_round:
-            self._never.add(step)
-        return reply
 
 
 class CapturedStep:
     """One step as a CUDA graph."""
 
     def __init__(
-        self, function: Callable[..., Any], fleet: Fleet, state: Tree, message: Message, stream: torch.cuda.Stream
+        self, function: StepFunction, fleet: Fleet, state: Tree, message: Message, stream: torch.cuda.Stream
     ) -> None:
         self.state = state
         fixed_copy = partial(map_tree, lambda leaf: on_device(leaf, fleet).clone())
         self.message = Message(*(None if part is None else fixed_copy(part) for part in message))
         self.keys = fleet.random.keys.clone()
-        before, random = fleet.state, fleet.random
+        self.round = torch.zeros((), dtype=torch.int64, device=fleet.device)
         self.graph = torch.cuda.CUDAGraph()
+        call = Call(self.round, Stream(self.keys))
+        captured = shallow_copy(state)  # optimisers work in place on the fixed buffers
         with capturing(self.graph, stream):
-            fleet.state = shallow_copy(state)  # optimisers work in place on the fixed buffers
-            fleet.random, fleet.losses = Stream(self.keys), {}
-            reply = function(fleet, *step_arguments(self.message, fleet))
+            view = replace(fleet, state=captured, call=call)
+            reply = function(view, *step_arguments(self.message, view))
             fixed = storages([state])
             self.reply = map_tree(lambda leaf: clone_if_shared(fixed, leaf), reply)
-            write_back([state], [fleet.state])
-            self.losses = fleet.losses
-        fleet.state, fleet.random = before, random
+            write_back([state], [captured])
+            self.losses = call.losses
 
-    def replay(self, fleet: Fleet, message: Message) -> Any:
-        pairs = [(self.keys, fleet.random.keys), *leaf_pairs(self.state, fleet.state)]
+    def replay(self, group: ClientGroup, fleet: Fleet, message: Message) -> Any:
+        """Replays the step for the state of its group, the random keys of a call and a message."""
+        pairs = [(self.keys, fleet.random.keys), *leaf_pairs(self.state, group.state)]
         for buffer, part in zip(self.message, message, strict=True):
             if part is not None:
                 pairs += leaf_pairs(buffer, map_tree(lambda leaf: on_device(leaf, fleet), part))
-        copy_all([(into, leaf) for into, leaf in pairs if leaf is not into])
+        copy_all([(target, leaf) for target, leaf in pairs if leaf is not target])
+        number = fleet.call.number
+        self.round.copy_(number) if isinstance(number, Tensor) else self.round.fill_(number)
         self.graph.replay()
-        fleet.state = shallow_copy(self.state)
-        fleet.losses = {name: loss.clone() for name, loss in self.losses.items()}
+        group.state = shallow_copy(self.state)
+        fleet.call.losses.update({name: loss.clone() for name, loss in self.losses.items()})
         return map_tree(torch.clone, self.reply)
 
 
 class RoundCapture:
-    """The recorded rounds of a federation, and the fixed buffers that hold what everybody keeps from then on."""
+    """The captured rounds of a federation, and the fixed buffers that hold what everybody keeps from then on."""
 
-    def __init__(self, fleets: list[Fleet], device: torch.device) -> None:
-        self._fleets = fleets
+    def __init__(self, groups: list[ClientGroup], device: torch.device) -> None:
+        self._groups = groups
         self._device = device
-        self._played: Counter[Any] = Counter()
-        self._kept: list[Tree] = []  # of the server and of every fleet
-        self.recordings: dict[Any, CapturedRound] = {}
-        self.possible = True  # until a method is seen to wait for the device or to look at the round
+        self._executed: Counter[Any] = Counter()
+        self._buffers: list[Tree] = []  # of the server and of every group
+        self.captured: dict[Any, CapturedRound] = {}
+        self.possible = True  # until a round is seen to wait for the device
         self.watching = False
         self.waits: list[str] = []  # where Python was seen to wait
-        self.slots: SeedBuffer | None = None  # where seeds come from while a round is recorded
+        self.seeds: SeedBuffer | None = None  # where seeds come from while a round is captured
 
-    def play(self, server: Server, kind: Any, play: Round) -> tuple[Tree, Any]:
-        """Play a round: plainly the first time, watched the second, recorded the third, replayed from then on."""
-        if kind in self.recordings:
-            return self.recordings[kind].replay(server)
-        self._played[kind] += 1
-        if self._played[kind] == 1:  # it may create state, and what is computed once for all rounds
-            return fetch(*play())
-        if self._played[kind] == 2:
-            self.watching = True
-            with watch_synchronisation() as self.waits:
-                values, facts = play()
-            self.watching = False
-            plain = not all(isinstance(leaf, Tensor) for _, leaf in flatten(server.state))
-            self.possible = self.possible and not (self.waits or plain or server.looked_at_round)
-            return fetch(values, facts)
-        keepers: list[Server | Fleet] = [server, *self._fleets]
-        self._kept = self._kept or [map_tree(torch.clone, keeper.state) for keeper in keepers]
+    def execute(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:
+        """Runs a round: plainly the first time, watched the second, captured the third, replayed from then on."""
+        if kind in self.captured:
+            return self.captured[kind].replay(server)
+        self._executed[kind] += 1
+        if self._executed[kind] == 1:  # it may create state, and what is computed once for all rounds
+            return fetch(*round())
+        if self._executed[kind] == 2:
+            return self._watch(server, round)
+        return self._capture(server, kind, round)
+
+    def _watch(self, server: Server, round: Round) -> tuple[Tree, Any]:
+        """Runs a round and proves that all it changes would change in a replay, too."""
+        before = self._host_values(server)
+        self.watching, self.waits = True, []
+        with watch_synchronisation(self.waits):
+            tensors, facts = round()
+        self.watching = False
+        if self.waits:
+            self.possible = False
+            warnings.warn(
+                f"Rounds are not captured as a whole: Python waits for the device at {', '.join(self.waits[:3])}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif self.possible:
+            self._check_state(server)
+            if self._host_values(server) != before:
+                raise RunError(
+                    "A round that is declared capturable changes a cache in Python, which a replay would not do: keep "
+                    "what changes as tensors of the state, or declare capturable = False."
+                )
+        return fetch(tensors, facts)
+
+    def _host_values(self, server: Server) -> list[Any]:
+        caches = [server.cache, *(cache for group in self._groups for cache in group.fleet.caches)]
+        return [{key: host_value(value) for key, value in cache.items()} for cache in caches]
+
+    def _check_state(self, server: Server) -> None:
+        for owner, state in (("the server", server.state), *(("clients", group.state) for group in self._groups)):
+            for path, leaf in flatten(state):
+                if not isinstance(leaf, Tensor) or leaf.device.type != self._device.type:
+                    where = f"on the {leaf.device.type}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+                    raise RunError(
+                        f"State '{path}' of {owner} is {where}, so a captured round would never change it: keep it as "
+                        f"a tensor on the {self._device.type}, or declare capturable = False."
+                    )
+
+    def _capture(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:
+        keepers: list[Server | ClientGroup] = [server, *self._groups]
+        self._buffers = self._buffers or [map_tree(torch.clone, keeper.state) for keeper in keepers]
         before = [keeper.state for keeper in keepers]
-        self.slots = server.slots = SeedBuffer(self._device)
+        self.seeds = server.seeds = SeedBuffer(self._device)
         try:
-            self.recordings[kind] = CapturedRound(server, self._fleets, self._kept, self.slots, play)
+            self.captured[kind] = CapturedRound(server, self._groups, self._buffers, self.seeds, round)
         except (RuntimeError, RunError) as error:  # not enough memory for one more copy, say
             self.possible = False
             raise NotCaptured(str(error)) from error
         finally:
-            self.slots = server.slots = None
+            self.seeds = server.seeds = None
             for keeper, state in zip(keepers, before, strict=True):
                 keeper.state = state
-        return self.recordings[kind].replay(server)
+        return self.captured[kind].replay(server)
 
 
 class NotCaptured(RunError):
-    """A round could not be recorded; nothing has happened, and it can be played plainly."""
+    """A round could not be captured; nothing has happened, and it can be run plainly."""
 
 
 class CapturedRound:
     """One round as a CUDA graph."""
 
-    def __init__(self, server: Server, fleets: list[Fleet], kept: list[Tree], slots: SeedBuffer, play: Round) -> None:
-        self._fleets, self._kept, self._slots = fleets, kept, slots
-        keepers: list[Server | Fleet] = [server, *fleets]
+    def __init__(
+        self, server: Server, groups: list[ClientGroup], buffers: list[Tree], seeds: SeedBuffer, round: Round
+    ) -> None:
+        self._groups, self._buffers, self._seeds = groups, buffers, seeds
+        keepers: list[Server | ClientGroup] = [server, *groups]
         self._graph = torch.cuda.CUDAGraph()
         with capturing(self._graph, torch.cuda.current_stream()):
-            for keeper, state in zip(keepers, kept, strict=True):
-                keeper.state = shallow_copy(state)  # optimisers work in place on the fixed buffers
-            values, self._facts = play()
-            self._bytes, self._layout = pack_bytes(values)
-            write_back(kept, [keeper.state for keeper in keepers])
+            for keeper, buffer in zip(keepers, buffers, strict=True):
+                keeper.state = shallow_copy(buffer)  # optimisers work in place on the fixed buffers
+            tensors, self._facts = round()
+            self._bytes, self._layout = pack_bytes(tensors)
+            write_back(buffers, [keeper.state for keeper in keepers])
 
     def replay(self, server: Server) -> tuple[Tree, Any]:
-        keepers: list[Server | Fleet] = [server, *self._fleets]
-        for keeper, state in zip(keepers, self._kept, strict=True):
-            if not same_leaves(state, keeper.state):
-                copy_all([(into, leaf) for into, leaf in leaf_pairs(state, keeper.state) if leaf is not into])
-                keeper.state = shallow_copy(state)
-        self._slots.fill(server.at)
+        """Replays the round for what the server and the clients keep by now."""
+        keepers: list[Server | ClientGroup] = [server, *self._groups]
+        for keeper, buffer in zip(keepers, self._buffers, strict=True):
+            if not same_leaves(buffer, keeper.state):
+                copy_all([(target, leaf) for target, leaf in leaf_pairs(buffer, keeper.state) if leaf is not target])
+                keeper.state = shallow_copy(buffer)
+        server.write_seeds(self._seeds)
         self._graph.replay()
         return unpack_bytes(self._bytes.cpu(), self._layout), self._facts
 
 
+def host_value(value: Any) -> Any:
+    """Returns something that tells whether a cached value changed: the plain value itself, or which object it is."""
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if isinstance(value, list | tuple):
+        return [host_value(entry) for entry in value]
+    return value if isinstance(value, int | float | str | bytes | None) else id(value)
+
+
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Record what is done here; an old graph that the garbage collector found meanwhile would end the recording."""
+    """Captures what is done here; an old graph that the garbage collector frees meanwhile would end the capture."""
     with torch.cuda.graph(graph, stream=stream):
         collecting = gc.isenabled()
         gc.disable()
@@ -211,20 +257,19 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterato
 
 
 @contextmanager
-def watch_synchronisation() -> Iterator[list[str]]:
-    """Note every time that Python waits for the device."""
-    waits: list[str] = []
+def watch_synchronisation(waits: list[str]) -> Iterator[None]:
+    """Adds the places where Python waits for the device to a list."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it may not see every wait
         torch.cuda.set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            yield waits
+            yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    for warning in said:
+    for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
             waits.append(f"{warning.filename}:{warning.lineno}")
         else:
@@ -234,41 +279,42 @@ def watch_synchronisation() -> Iterator[list[str]]:
 Layout = list[tuple[str, torch.Size, torch.dtype]]
 
 
-def fetch(values: Tree, facts: Any) -> tuple[Tree, Any]:
-    """What a round found out, fetched in one go; what a method worked out on the host is there already."""
-    there = Tree({path: leaf for path, leaf in flatten(values) if leaf.is_cuda})
-    if not there:
-        return values, facts
-    data, layout = pack_bytes(there)
-    return unflatten(dict(flatten(values)) | dict(flatten(unpack_bytes(data.cpu(), layout)))), facts
+def fetch(tensors: Tree, facts: Any) -> tuple[Tree, Any]:
+    """Copies a round's tensors to the host in one go; what a method computed on the host is there already."""
+    on_gpu = Tree({path: leaf for path, leaf in flatten(tensors) if leaf.is_cuda})
+    if not on_gpu:
+        return tensors, facts
+    data, layout = pack_bytes(on_gpu)
+    return unflatten(dict(flatten(tensors)) | dict(flatten(unpack_bytes(data.cpu(), layout)))), facts
 
 
-def pack_bytes(values: Tree) -> tuple[Tensor, Layout]:
-    """A tree of tensors as bytes, the widest numbers first so that each begins at a multiple of its size."""
-    flat = sorted(flatten(values), key=lambda pair: -pair[1].element_size())
+def pack_bytes(tensors: Tree) -> tuple[Tensor, Layout]:
+    """Returns a tree of tensors as bytes, the widest numbers first so that each begins at a multiple of its size."""
+    flat = sorted(flatten(tensors), key=lambda pair: -pair[1].element_size())
     layout = [(path, leaf.shape, leaf.dtype) for path, leaf in flat]
     parts = [leaf.detach().reshape(-1).view(torch.uint8) for _, leaf in flat]
     return (torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)), layout
 
 
 def unpack_bytes(data: Tensor, layout: Layout) -> Tree:
-    values, start = {}, 0
+    """Returns the tree that `pack_bytes` made these bytes of."""
+    tensors, start = {}, 0
     for path, shape, dtype in layout:
         size = shape.numel() * dtype.itemsize
-        values[path] = data[start : start + size].view(dtype).view(shape)
+        tensors[path] = data[start : start + size].view(dtype).view(shape)
         start += size
-    return unflatten(values)
+    return unflatten(tensors)
 
 
 @lru_cache(maxsize=1)
 def side_stream() -> torch.cuda.Stream:
-    """The stream that all recording happens on; CUDA cannot record its default one."""
+    """Returns the stream that all capturing happens on; CUDA cannot capture its default one."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def capture_stream(device: torch.device) -> Iterator[None]:
-    """Do everything on the stream that recording needs: each further stream costs the libraries 64 MB."""
+    """Runs everything on the stream that capturing needs: each further stream costs the libraries 64 MB."""
     if device.type != "cuda":
         yield
         return
@@ -280,7 +326,7 @@ def capture_stream(device: torch.device) -> Iterator[None]:
 
 
 def step_arguments(message: Message, fleet: Fleet) -> list[Any]:
-    """The message as a step receives it: with a client axis, and as one tree."""
+    """Returns the message as a step receives it: with a client axis, and as one tree."""
     parts = []
     if message.common is not None:
         parts.append(broadcast_tree(message.common, len(fleet.clients), fleet.device))
@@ -293,17 +339,15 @@ def on_device(leaf: Any, fleet: Fleet) -> Tensor:
     return torch.as_tensor(leaf, device=fleet.device)
 
 
-def write_back(kept: list[Tree], now: list[Tree]) -> None:
-    """Write what changed into the fixed buffers; what is read from one must be safe before any is written into."""
-    fixed = storages(kept)
-    changed = [
-        pair for old, new in zip(kept, now, strict=True) for pair in leaf_pairs(old, new) if pair[0] is not pair[1]
-    ]
-    copy_all([(into, clone_if_shared(fixed, leaf)) for into, leaf in changed])
+def write_back(buffers: list[Tree], now: list[Tree]) -> None:
+    """Writes what changed into fixed buffers; what is read from one must be safe before any is written into."""
+    fixed = storages(buffers)
+    pairs = [pair for buffer, state in zip(buffers, now, strict=True) for pair in leaf_pairs(buffer, state)]
+    copy_all([(target, clone_if_shared(fixed, leaf)) for target, leaf in pairs if target is not leaf])
 
 
 def storages(trees: list[Tree]) -> set[int]:
-    """The memory that the leaves of some trees are in."""
+    """Returns the memory that the leaves of some trees are in."""
     return {storage_of(leaf) for tree in trees for _, leaf in flatten(tree)}
 
 
@@ -311,17 +355,8 @@ def clone_if_shared(fixed: set[int], leaf: Tensor) -> Tensor:
     return leaf.clone() if storage_of(leaf) in fixed else leaf
 
 
-def storage_of(leaf: Tensor) -> int:
-    """The memory that a tensor is a view of."""
-    return leaf.untyped_storage().data_ptr()
-
-
-def shallow_copy(tree: Tree) -> Tree:
-    return map_tree(lambda leaf: leaf, tree)  # type: ignore[no-any-return]
-
-
 def same_leaves(first: Any, second: Any) -> bool:
-    """Whether two trees hold the very same tensors."""
+    """Returns whether two trees hold the very same tensors."""
     if not isinstance(first, dict):
         return first is second
     return len(first) == len(second) and all(
@@ -330,16 +365,18 @@ def same_leaves(first: Any, second: Any) -> bool:
 
 
 def leaf_pairs(first: Tree, second: Tree) -> list[tuple[Tensor, Tensor]]:
+    """Returns the leaves of two trees path by path."""
     others = dict(flatten(second))
     return [(leaf, others[path]) for path, leaf in flatten(first)]
 
 
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
     if pairs:
-        torch._foreach_copy_([into for into, _ in pairs], [leaf for _, leaf in pairs])
+        torch._foreach_copy_([target for target, _ in pairs], [leaf for _, leaf in pairs])
 
 
 def shape_of(tree: Any) -> Any:
+    """Returns the paths and shapes of a tree, to compare."""
     if tree is None:
         return None
     return tuple((path, tuple(leaf.shape) if isinstance(leaf, Tensor) else ()) for path, leaf in flatten(tree))

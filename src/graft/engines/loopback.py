@@ -15,14 +15,17 @@ from typing import Any
 
 import torch
 
-from graft.engines.capture import Round, fetch
+from graft.engines.capture import Message, fetch, step_arguments
+from graft.engines.failures import StepFailed
+from graft.engines.in_process import labelled_losses
 from graft.engines.messages import DamagedMessage, add_client_axis, drop_client_axis, pack, unpack
 from graft.errors import InputError
-from graft.federation.exchange import Mail, Replies, Request, Server, check_reply
+from graft.federation.clients import Mail, Replies, Request, Round, StepLosses, check_reply
 from graft.federation.fleet import Fleet
 from graft.federation.method import find_step
-from graft.federation.setup import Setup, StepFailed
-from graft.tensors.trees import Tree, broadcast_tree, map_tree, select_clients
+from graft.federation.server import Server
+from graft.federation.setup import Setup
+from graft.tensors.trees import Tree, map_tree, select_clients
 
 
 class Loopback:
@@ -33,7 +36,7 @@ class Loopback:
             raise InputError("The loopback engine gives every client a process of its own and runs on the CPU only.")
         self._setup = setup
         self.wire_bytes = 0  # everything that went through the pipes, framing included
-        self._losses: list[tuple[str, list[int], torch.Tensor]] = []
+        self._losses: StepLosses = []
         # A fork server imports PyTorch once and forks a clean process a client.
         start = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
         context = get_context(start)
@@ -44,15 +47,15 @@ class Loopback:
         for client in setup.clients:
             here, there = context.Pipe()
             # What a process is started with is the one thing that does not go through bytes.
-            clean = setup.clean and [setup.clean[client]]
-            mine = replace(
+            scoring = setup.scoring and [setup.scoring[client]]
+            worker_setup = replace(
                 setup,
                 graphs=[setup.graphs[client]],
                 models=[setup.model_of([client])],
-                clean=clean,
+                scoring=scoring,
                 federation=len(setup.graphs),
             )
-            worker = context.Process(target=serve, args=(there, mine, client), daemon=True)  # type: ignore[attr-defined]
+            worker = context.Process(target=serve, args=(there, worker_setup, client), daemon=True)  # type: ignore[attr-defined]
             worker.start()
             there.close()
             self._pipes[client] = here
@@ -61,25 +64,25 @@ class Loopback:
     def members(self) -> list[int]:
         return self._setup.clients
 
-    def play(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:  # noqa: ARG002
+    def execute(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:  # noqa: ARG002
         return fetch(*round())
 
     def ask(self, request: Request) -> Replies:
         step, round = request.step, request.round
         head = {"do": "step", "step": step, "round": round, "turn": request.turn}
         same = pack(head, request.message) if request.each is None and request.mail is None else b""
-        for place, client in enumerate(request.clients):
-            own = request.each[client] if request.each else inbox_of(request.mail, place, client)
+        for position, client in enumerate(request.clients):
+            own = request.each[client] if request.each else inbox_of(request.mail, position, client)
             self._send(client, same or pack(head, own), step, round)
         parts: list[tuple[list[int], Any]] = []
         failures = []
         for client in request.clients:
-            handle, reply = self._receive(client, step, round)
-            if "error" in handle:
-                failures.append(StepFailed(self._setup.name, [client], step, round, handle["error"]))
+            answer, reply = self._receive(client, step, round)
+            if "error" in answer:
+                failures.append(StepFailed(self._setup.name, [client], step, round, answer["error"]))
                 continue
             parts.append(([client], add_client_axis(reply)))
-            for label, loss in handle["losses"].items():
+            for label, loss in answer["losses"].items():
                 self._losses.append((label, [client], torch.tensor([loss])))
         if failures:
             raise failures[0]
@@ -100,7 +103,7 @@ class Loopback:
         self.wire_bytes += len(data)
         return unpack(data)
 
-    def losses(self) -> list[tuple[str, list[int], torch.Tensor]]:
+    def losses(self) -> StepLosses:
         losses, self._losses = self._losses, []
         return losses
 
@@ -123,14 +126,14 @@ class Loopback:
                 worker.terminate()
 
 
-def inbox_of(mail: Mail | None, place: int, client: int) -> Any:
-    """What one recipient finds in its inbox: the messages it hears and its own, nothing of anybody else's."""
+def inbox_of(mail: Mail | None, position: int, client: int) -> Any:
+    """Returns what one recipient finds in its inbox: the messages it hears and its own, nothing of anybody else's."""
     if mail is None:
         return None
-    links = mail.links[place]
+    links = mail.links[position]
     heard = (links != 0).reshape(-1, len(mail.senders)).any(0)
-    kept = [one for one, sender in enumerate(mail.senders) if heard[one] or sender == client]
-    senders = [mail.senders[one] for one in kept]
+    kept = [index for index, sender in enumerate(mail.senders) if heard[index] or sender == client]
+    senders = [mail.senders[index] for index in kept]
     sent = select_clients(mail.sent, torch.tensor(kept))
     if links.dim() == 2:  # parts that travel apart: those that were not heard are not delivered
         arrived = (links[:, kept] != 0).T | (torch.tensor(senders) == client).unsqueeze(1)
@@ -139,12 +142,10 @@ def inbox_of(mail: Mail | None, place: int, client: int) -> Any:
 
 
 def serve(pipe: Connection, setup: Setup, client: int) -> None:
-    """The life of a worker: answer until the pipe closes."""
+    """The life of a worker: handles messages until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then closes the pipes
     torch.set_num_threads(1)
-    fleet = setup.fleet([0])
-    fleet.clients = [client]
-    fleet.begin(0, "start")  # again, now that its random draws are that client's
+    fleet = setup.fleet([0], numbers=[client])
     setup.method.start_client(fleet)
     while True:
         try:
@@ -158,7 +159,7 @@ def serve(pipe: Connection, setup: Setup, client: int) -> None:
 
 
 def handle(setup: Setup, fleet: Fleet, data: bytes) -> bytes:
-    """What a worker says to one message; a failure is said too, never raised."""
+    """Returns a worker's reply to one message; a failure is reported, never raised."""
     try:
         head, message = unpack(data)
         return ACTIONS[head["do"]](setup, fleet, head, message)
@@ -171,11 +172,10 @@ def handle(setup: Setup, fleet: Fleet, data: bytes) -> bytes:
 def run_step(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:
     step = head["step"]
     function, _ = find_step(setup.method, step)
-    fleet.begin(head["round"], step, head["turn"])
-    arguments = [] if message is None else [broadcast_tree(message, 1, fleet.device)]
-    reply = function(fleet, *arguments)
+    view = fleet.for_call(head["round"], step, head["turn"])
+    reply = function(view, *step_arguments(Message(message), view))
     check_reply(reply, 1, f"step '{step}'")
-    losses = {label: float(loss) for label, loss in fleet.labelled_losses(step)}
+    losses = {label: float(loss) for label, loss in labelled_losses(step, view)}
     return pack({"losses": losses}, drop_client_axis(reply))
 
 
@@ -184,8 +184,10 @@ def tell_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -
 
 
 def take_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001
-    fleet.state = map_tree(lambda leaf: leaf.clone(), add_client_axis(message))
-    fleet.derived.clear()
+    fleet.state.clear()
+    fleet.state.update(map_tree(torch.clone, add_client_axis(message)))
+    for cache in fleet.caches:
+        cache.clear()
     return pack({})
 
 

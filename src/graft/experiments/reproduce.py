@@ -29,7 +29,8 @@ from graft.data.perturbations import FIELDS as PERTURBATION
 from graft.engines.threads import cores
 from graft.errors import GraftError, InputError
 from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
-from graft.experiments.run import Given, Result, build_federation, run_experiment
+from graft.experiments.build import build_federation
+from graft.experiments.run import Given, Result, run_experiment
 from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Study
 from graft.files import write_text

@@ -67,10 +67,10 @@ class Losses:
     owners: list[tuple[str, int]]  # step and client of each
     values: Tensor
 
-    def first_bad(self) -> tuple[str, int] | None:
-        """The step and the client of the first loss that is not a finite number, if any."""
-        bad = ~self.values.isfinite()
-        return self.owners[int(bad.int().argmax())] if bool(bad.any()) else None
+    def first_not_finite(self) -> tuple[str, int] | None:
+        """Returns the step and the client of the first loss that is not a finite number, if any."""
+        not_finite = ~self.values.isfinite()
+        return self.owners[int(not_finite.int().argmax())] if bool(not_finite.any()) else None
 
     def mean(self) -> float | None:
         return float(self.values.mean()) if self.owners else None
@@ -79,7 +79,7 @@ class Losses:
 def gather_losses(
     losses: list[tuple[str, list[int], Tensor]], device: torch.device
 ) -> tuple[list[tuple[str, int]], Tensor]:
-    """The last losses of a round one after the other, and whose they are."""
+    """Returns whose the last losses of a round are, and the losses one after the other."""
     owners = [(step, client) for step, clients, _ in losses for client in clients]
     values = [loss.detach().reshape(-1) for _, _, loss in losses]
     return owners, torch.cat(values) if values else torch.empty(0, device=device)

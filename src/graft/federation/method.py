@@ -4,44 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 from torch import Tensor
 
+from graft.federation.reveals import NODE_COUNTS, SCORES, Reveals
 from graft.fields import check_fields
-from graft.tensors.trees import Weights
+from graft.tensors.trees import Tree, Weights, select_clients
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    import numpy as np
+
+    from graft.data.federation import Federation
+    from graft.data.graphs import Graph
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
+    from graft.federation.topologies import Topology
+    from graft.models.architecture import Model
 
 Step = TypeVar("Step", bound=Callable[..., Any])
+LinkRecord = dict[str, list[list[float]]]  # exchange -> (to, from, weight), with the part where parts travel apart
+
+
+class StepKind(NamedTuple):
+    """How an engine may run a step."""
+
+    fleet: bool = True  # with many clients at once
+    pure: bool = False  # its reply depends on nothing but the clients' data and state, which it leaves as they are
 
 
 @overload
 def step(function: Step) -> Step: ...
 @overload
-def step(*, fleet: bool) -> Callable[[Step], Step]: ...
-def step(function: Any = None, *, fleet: bool = True) -> Any:
-    """Mark a method that runs where the data is; only what it returns leaves.
+def step(*, fleet: bool = True, pure: bool = False) -> Callable[[Step], Step]: ...
+def step(function: Any = None, *, fleet: bool = True, pure: bool = False) -> Any:
+    """Marks a method that runs where the data is; only what it returns leaves.
 
-    With `fleet=False` it is given its clients one at a time and never recorded for replay on a GPU: such a step may
-    look at values, and its reply may have a size of its own for every client.
+    With `fleet=False` it is given its clients one at a time and never captured on a GPU: such a step may read values,
+    and its reply may have a size of its own for every client. The reply of a `pure` one may be used again as long as
+    nothing else was asked of a client.
     """
 
     def mark(function: Step) -> Step:
-        function.__graft_step__ = "fleet" if fleet else "single"  # type: ignore[attr-defined]
+        function.__graft_step__ = StepKind(fleet, pure)  # type: ignore[attr-defined]
         return function
 
     return mark if function is None else mark(function)
 
 
-def find_step(method: Method, name: str) -> tuple[Callable[..., Any], bool]:
-    """The step of that name and whether it takes whole fleets; nothing but a marked step can be called."""
+def find_step(method: Method, name: str) -> tuple[Callable[..., Any], StepKind]:
+    """Returns the step of that name and its kind; nothing but a marked step can be called."""
     kind = getattr(getattr(type(method), name, None), "__graft_step__", None)
-    if kind is None:
+    if not isinstance(kind, StepKind):
         raise ValueError(f"'{name}' is not a step of {type(method).__name__}")
-    return getattr(method, name), kind == "fleet"
+    return getattr(method, name), kind
+
+
+class Placement(NamedTuple):
+    """Which graphs a method trains on, one a client."""
+
+    graphs: list[Graph]
+    scoring: list[Graph] | None = None  # those that models are scored on, if others
+    groups: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
 
 
 @dataclass(frozen=True)
@@ -57,53 +82,98 @@ class Method:
     heterogeneous: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # whether it trains on all data in one place (not federated at all)
     supports_batches: ClassVar[bool] = True  # losses look at the fleet's graph and labels only
+    takes_topology: ClassVar[bool] = False  # whether an experiment may say who hears whom
+    # Whether whole rounds can be captured on a GPU: from the second one on a round reads no value back, and all that it
+    # changes are tensors of `state` on the device.
+    capturable: ClassVar[bool] = False
+    # What leaves a client, as "step/field": see `graft.federation.reveals`; declarations of base classes count, too.
+    reveals: ClassVar[Mapping[str, Reveals]] = {
+        "score/correct": SCORES,
+        "score_shared/correct": SCORES,
+        "count/nodes": NODE_COUNTS,
+        "count/totals": NODE_COUNTS,
+    }
 
     def __post_init__(self) -> None:
         check_fields(self)
         self.check()
 
     def check(self) -> None:
-        """Refuse values that do not go together; the bounds of single fields are declared with their types."""
+        """Refuses values that do not go together; the bounds of single fields are declared with their types."""
+
+    def model(self, architecture: Model) -> Model:
+        """Returns the architecture that clients train, and the server knows, where the experiment names this one."""
+        return architecture
+
+    def place(self, federation: Federation) -> Placement:
+        """Returns the graphs to train on: every client's own, scored as they were before any perturbation."""
+        return Placement(federation.clients, None if federation.clean is None else federation.clean.clients)
 
     def start_server(self, server: Server) -> None:
-        """Set the state that the server keeps; every field it will ever have."""
+        """Sets the state that the server keeps; every field it will ever have."""
 
     def start_client(self, fleet: Fleet) -> None:
-        """Set the state that clients keep; every field they will ever have."""
+        """Sets the state that clients keep; every field they will ever have."""
         fleet.state.model = fleet.initial()
 
     def round(self, server: Server, clients: Clients) -> None:
         """The paper's algorithm."""
         raise NotImplementedError
 
+    def conduct(self, server: Server, clients: Clients, topology: Topology | None = None) -> LinkRecord:  # noqa: ARG002
+        """Runs one round; returns the links along which peers exchanged, if there were any."""
+        self.round(server, clients)
+        return {}
+
+    def evaluate(self, server: Server, clients: Clients) -> Tree:
+        """Returns how many nodes of each client are classified correctly: by the client's own model ("own"), and by the
+        model that all have in common ("global"), if the method has one."""
+        stacked = self.personalised(server)
+        if stacked is None:
+            own = clients.ask(self.score)
+        else:
+            own = clients.ask(self.score_shared, each={c: select_clients(stacked, c) for c in clients.members})
+        correct = Tree(own=own.correct)
+        shared = self.shared(server)
+        if shared is not None:
+            correct["global"] = clients.ask(self.score_shared, shared).correct
+        return correct
+
     def personal(self, fleet: Fleet) -> Weights:
-        """The model each client would use itself."""
-        return fleet.state.model  # type: ignore[no-any-return]
+        """Returns the model each client would use itself."""
+        model: Weights = fleet.state.model
+        return model
 
     def shared(self, server: Server) -> Weights | None:  # noqa: ARG002
-        """The model all clients hold in common after the round, if the method has one."""
+        """Returns the model all clients hold in common after the round, if the method has one."""
         return None
 
     def personalised(self, server: Server) -> Weights | None:  # noqa: ARG002
-        """The models, stacked by client, that the server made for its clients and will send them when they train next,
-        if the method has such; they are scored in place of what clients hold by then."""
+        """Returns the models, stacked by client, that the server made for its clients and will send them when they
+        train next, if the method has such; they are scored in place of what clients hold by then."""
         return None
 
-    def answers(self, fleet: Fleet) -> Tensor:
-        """What each client says of its nodes, as logits: its own model's, unless the method classifies otherwise."""
+    def logits(self, fleet: Fleet) -> Tensor:
+        """Returns each client's logits of its nodes: its own model's, unless the method classifies otherwise."""
         return fleet.predict(self.personal(fleet)).logits
 
-    @step
+    def shared_logits(self, fleet: Fleet, model: Weights) -> Tensor:
+        """Returns the logits that a model of the server's gives of the clients' nodes."""
+        return fleet.predict(model).logits
+
+    @step(pure=True)
     def score(self, fleet: Fleet) -> dict[str, Tensor]:
-        """How many nodes each client gets right by itself."""
-        return {"correct": fleet.scored.count_correct(self.answers(fleet.scored))}
+        """How many nodes each client's own model classifies correctly."""
+        fleet = fleet.on(fleet.scoring)
+        return {"correct": fleet.count_correct(self.logits(fleet))}
 
     @step
     def score_shared(self, fleet: Fleet, model: Weights) -> dict[str, Tensor]:
-        """How many nodes the common model gets right."""
-        return {"correct": fleet.scored.correct(model)}
+        """How many nodes a model of the server's classifies correctly."""
+        fleet = fleet.on(fleet.scoring)
+        return {"correct": fleet.count_correct(self.shared_logits(fleet, model))}
 
     @step
     def count(self, fleet: Fleet) -> dict[str, Tensor]:
         """How much data each client has; what scores are divided by."""
-        return {"nodes": fleet.group_sizes(), "totals": fleet.scored.totals()}
+        return {"nodes": fleet.group_sizes(), "totals": fleet.on(fleet.scoring).totals()}

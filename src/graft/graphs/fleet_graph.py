@@ -43,15 +43,15 @@ class FleetGraph:
         neighbours: BlockSparse,
         features: Any,
         sizes: Tensor,
-        whole: FleetGraph | None = None,
+        base: FleetGraph | None = None,
     ) -> None:
         self.neighbours = neighbours  # A: both directions, no self-loops; in a view, 0 for an edge that is left out
         self.features = features  # dense [clients, nodes, features], block-diagonal or masked: `features @ weights`
         self.sizes = sizes  # int64 [clients], without the spare nodes
-        self.whole = whole  # what this is a view of
+        self.base = base  # what this is a view of
         self.cacheable = False  # whether it is some clients' own, and will be looked at again and again
         self._source: tuple[FleetGraph, slice | list[int]] | None = None  # what it was selected from, and which clients
-        self._spread: dict[tuple[str, int], Tensor | None] = {}
+        self._propagated: dict[tuple[str, int], Tensor | None] = {}
 
     @property
     def clients(self) -> int:
@@ -92,11 +92,11 @@ class FleetGraph:
     @cached_property
     def with_self_loops(self) -> BlockSparse:
         """A + I."""
-        if self.whole is not None:
+        if self.base is not None:
             kept = self.neighbours.values
             assert kept is not None
             both = torch.cat([kept, kept.new_ones(self.clients * self.nodes)])
-            return self.whole.with_self_loops.with_values(both[self.whole._loop_order])
+            return self.base.with_self_loops.with_values(both[self.base._loop_order])
         total = self.clients * self.nodes
         every = torch.arange(total, dtype=torch.int32, device=self.sizes.device)
         columns = torch.cat([self.neighbours.columns, every])[self._loop_order]
@@ -111,21 +111,21 @@ class FleetGraph:
         values = scale[pattern.row_of] * scale[pattern.columns]
         return pattern.with_values(values if pattern.values is None else values * pattern.values)
 
-    def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
+    def propagated_features(self, matrix: str, steps: int = 1) -> Tensor | None:
         """The features after some products with a matrix of this graph, worked out once; None where that is no help.
 
         A layer is linear up to here, so it may spread the features instead of what it makes of them. Sparse features
         would be sparse no longer (on Cora, one step gives each node three times as many), and for a graph that does
         not last it is not worth it.
         """
-        if (matrix, steps) not in self._spread:
-            self._spread[matrix, steps] = self._find_spread(matrix, steps)
-        return self._spread[matrix, steps]
+        if (matrix, steps) not in self._propagated:
+            self._propagated[matrix, steps] = self._propagate_features(matrix, steps)
+        return self._propagated[matrix, steps]
 
-    def _find_spread(self, matrix: str, steps: int) -> Tensor | None:
+    def _propagate_features(self, matrix: str, steps: int) -> Tensor | None:
         if self._source is not None:
             whole, mine = self._source
-            known = whole.spread(matrix, steps)
+            known = whole.propagated_features(matrix, steps)
             return None if known is None else known[mine]
         if not self.cacheable or not isinstance(self.features, Tensor):
             return None
@@ -136,8 +136,8 @@ class FleetGraph:
 
     def self_loops_per_head(self, heads: int) -> BlockSparse:
         """A + I, once for every attention head of every client."""
-        if self.whole is not None:
-            pattern, entries = self.whole._headed(heads)
+        if self.base is not None:
+            pattern, entries = self.base._headed(heads)
             values = self.with_self_loops.values
             assert values is not None
             return pattern.with_values(values[entries])
@@ -172,7 +172,7 @@ class FleetGraph:
         values = kept[self.neighbours.row_of // self.nodes, edge].float()
         columns = random.keep(features, 1, self.width).flatten(1).float()
         return FleetGraph(
-            self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, whole=self
+            self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, base=self
         )
 
     def part(self, clients: range) -> FleetGraph:
@@ -185,11 +185,11 @@ class FleetGraph:
 
     def _cut(self, clients: range) -> FleetGraph:
         chosen = list(clients)
-        if self.whole is None:
+        if self.base is None:
             return self.select(chosen)
-        whole, kept, masked = self.whole.part(clients), self.neighbours.values_of(chosen), self.features
-        features = MaskedFeatures(whole.features, masked.columns[clients.start : clients.stop])
-        return FleetGraph(whole.neighbours.with_values(kept), features, whole.sizes, whole=whole)
+        base, kept, masked = self.base.part(clients), self.neighbours.values_of(chosen), self.features
+        features = MaskedFeatures(base.features, masked.columns[clients.start : clients.stop])
+        return FleetGraph(base.neighbours.with_values(kept), features, base.sizes, base=base)
 
     @cached_property
     def _parts(self) -> dict[range, FleetGraph]:
@@ -198,7 +198,7 @@ class FleetGraph:
     @property
     def step_tensors(self) -> list[Tensor]:
         """What a view does not share with the graph that it is a view of."""
-        if self.whole is None:
+        if self.base is None:
             return []
         masks = [self.features.columns] if isinstance(self.features, MaskedFeatures) else []
         return [*masks, *([] if self.neighbours.values is None else [self.neighbours.values])]
@@ -222,82 +222,6 @@ class FleetGraph:
             values = (matrix.values_of(chosen) for matrix in (self.mean, self.mean.transpose))
             picked.mean = picked.neighbours.with_values(*values)
         return picked
-
-
-def gather_nodes(values: Tensor, places: Tensor) -> Tensor:
-    """Of values [clients, nodes, ...] those at some places of each client, [clients, some, ...]."""
-    return values.gather(1, places.view(*places.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:]))
-
-
-class Rows:
-    """Some nodes of every client, as a layer sees them that is asked about no others: matrices with these rows alone.
-
-    The last layer of a model reads all nodes and is often asked about few.
-    """
-
-    def __init__(
-        self, whole: FleetGraph, nodes: Tensor, real: Tensor, source: tuple[Rows, list[int]] | None = None
-    ) -> None:
-        self.whole = whole
-        self.nodes = nodes  # int64 [clients, some]
-        self.real = real  # bool [clients, some]: a client with fewer of them is padded
-        self._source = source  # what this was cut out of, and the positions of its clients there
-        self._spread: dict[tuple[str, int], Tensor] = {}
-        self._parts: dict[range, Rows] = {}
-
-    @property
-    def features(self) -> Any:
-        return self.whole.features
-
-    @cached_property
-    def normalised(self) -> BlockSparse:
-        return self._cut("normalised")
-
-    @cached_property
-    def mean(self) -> BlockSparse:
-        return self._cut("mean")
-
-    @cached_property
-    def with_self_loops(self) -> BlockSparse:
-        return self._cut("with_self_loops")
-
-    @cached_property
-    def chosen(self) -> BlockSparse:
-        """One entry for every one of these nodes, which picks it out of all."""
-        if self._source is not None:
-            return self._cut("chosen")
-        clients, nodes = self.whole.clients, self.whole.nodes
-        every = torch.arange(clients * nodes + 1, dtype=torch.int32, device=self.nodes.device)
-        identity = BlockSparse(every, every[:-1], None, clients, (nodes, nodes))
-        return identity.at(self.nodes, self.real)
-
-    def _cut(self, matrix: str) -> BlockSparse:
-        if self._source is None:
-            return getattr(self.whole, matrix).at(self.nodes, self.real)  # type: ignore[no-any-return]
-        rows, chosen = self._source
-        return getattr(rows, matrix).select(chosen)  # type: ignore[no-any-return]
-
-    def own(self, values: Tensor) -> Tensor:
-        """Of values of all nodes, those of these; zero where a client is padded."""
-        if values.dtype == torch.float32:
-            return self.chosen @ values
-        return gather_nodes(values, self.nodes) * self.real.unsqueeze(2)
-
-    def spread(self, matrix: str, steps: int = 1) -> Tensor | None:
-        """Of the features that were spread, those of these nodes."""
-        known = self.whole.spread(matrix, steps)
-        if known is not None and (matrix, steps) not in self._spread:
-            self._spread[matrix, steps] = self.chosen.times(known)
-        return self._spread.get((matrix, steps))
-
-    def part(self, clients: range) -> Rows:
-        """The rows of clients that stand side by side."""
-        if len(clients) == self.whole.clients:
-            return self
-        if clients not in self._parts:
-            mine, source = slice(clients.start, clients.stop), None if self._source is None else (self, list(clients))
-            self._parts[clients] = Rows(self.whole.part(clients), self.nodes[mine], self.real[mine], source)
-        return self._parts[clients]
 
 
 def build_fleet_graph(graphs: Sequence[Graph], device: torch.device) -> FleetGraph:

@@ -17,7 +17,7 @@ from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree,
 
 if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
-    from graft.training.loop import Training
+    from graft.training.optimizers import Training
 
 
 @dataclass(frozen=True)

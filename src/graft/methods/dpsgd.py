@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from graft.federation.fleet import Fleet
-    from graft.training.loop import Training
+    from graft.training.optimizers import Training
 
 MUTUAL = Topology("random-undirected", mixing="metropolis")
 

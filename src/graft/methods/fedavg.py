@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from graft.federation.method import Method, step
+from graft.federation.reveals import MODEL, VOTE
 from graft.tensors.trees import Tree, Weights, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
 
 
 @dataclass(frozen=True)
@@ -21,21 +23,27 @@ class FedAvg(Method):
     """Clients train copies of one model; the server averages them."""
 
     one_model: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
+    reveals: ClassVar = {"train/model": MODEL, "train/weight": VOTE}
 
     def start_server(self, server: Server) -> None:
         server.state.model = server.initial()
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.model)
+        self.aggregate(server, clients, replies)
+
+    def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
         server.state.model = weighted_mean(replies.model, replies.weight)
 
     @step
     def train(self, fleet: Fleet, model: Weights) -> Tree:
-        fleet.state.model = fleet.fit(model, lambda weights: self.loss(fleet, weights, model))
+        fleet.state.model = fleet.fit(model, lambda weights, batch: self.loss(batch, weights, model))
         return Tree(model=fleet.state.model, weight=fleet.weight)
 
     def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:  # noqa: ARG002
         return fleet.label_loss(weights)
 
     def shared(self, server: Server) -> Weights:
-        return server.state.model  # type: ignore[no-any-return]
+        model: Weights = server.state.model
+        return model

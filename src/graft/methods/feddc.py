@@ -26,8 +26,9 @@ from graft.tensors.trees import (
 )
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class FedDC(FedAvg):
     def start_server(self, server: Server) -> None:
         super().start_server(server)
         for name in self.kept:
-            server.state[name] = nothing(server.state.model, server.models[0].frozen)
+            server.state[name] = nothing(server.state.model, server.model.frozen)
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
@@ -60,6 +61,9 @@ class FedDC(FedAvg):
         if self.correction != "off":
             message.control = server.state.control
         replies = clients.ask(self.train, message)
+        self.aggregate(server, clients, replies)
+
+    def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
         mean = weighted_mean(replies.model, replies.weight)
         share = len(replies) / server.clients
         if self.correction != "off":
@@ -67,7 +71,7 @@ class FedDC(FedAvg):
             server.state.control = add_share(server.state.control, change, share)
         if self.drift:
             # Clients drift by their updates, and the server knows the mean of these: no drift needs to travel.
-            update = difference(mean, server.state.model, server.models[0].frozen)
+            update = difference(mean, server.state.model, server.model.frozen)
             server.state.drift = add_share(server.state.drift, update, share)
             mean = add_update(mean, server.state.drift)
             server.record(drift_norm=replies.drift_norm)
@@ -80,7 +84,7 @@ class FedDC(FedAvg):
         if self.drift:
             target = map_tree(torch.sub, target, state.drift)
         correction = self.correction_of(fleet, received)
-        model = fleet.fit(start, lambda weights: self.drifting_loss(fleet, weights, start, target, correction))
+        model = fleet.fit(start, lambda weights, batch: self.drifting_loss(batch, weights, start, target, correction))
         reply = Tree(model=model, weight=votes(fleet, self.average))
         if self.correction != "off":
             reply.change = map_tree(torch.zeros_like, state.control)
@@ -106,7 +110,7 @@ class FedDC(FedAvg):
         """The correction of every gradient, if there is any."""
         if self.correction == "off" or (self.correction == "auto" and fleet.training.optimizer == "adam"):
             return None
-        return map_tree(torch.sub, received["control"], fleet.state.control)  # type: ignore[no-any-return]
+        return map_tree(torch.sub, received["control"], fleet.state.control)
 
     @property
     def kept(self) -> list[str]:

@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from graft.federation.method import Method, step
 from graft.tensors.randomness import index_tensor
-from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree, select_clients
+from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree, select_clients, write_rows
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class FedGTA(Method):
     their confidence at nodes of high degree."""
 
     one_model: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
 
     propagation_steps: Annotated[int, Ge(0)] = 5  # k: how often predictions are propagated
     propagation: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the neighbours in each step, beside the node itself
@@ -42,16 +44,19 @@ class FedGTA(Method):
     def round(self, server: Server, clients: Clients) -> None:
         models = server.state.models
         replies = clients.ask(self.train, each={client: select_clients(models, client) for client in clients.members})
+        self.aggregate(server, clients, replies)
+
+    def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
         partners = self.partners(replies.moments)
         averaged = mix(replies.model, shares(partners, replies.confidence))
         # Clients that did not participate keep the model that was last made for them.
         rows = index_tensor(tuple(replies.clients), server.device)
-        server.state.models = map_tree(lambda old, new: old.index_copy(0, rows, new), models, averaged)
+        server.state.models = write_rows(server.state.models, rows, averaged)
         server.record(partners=partners.sum(1), confidence=replies.confidence)
 
     @step
     def train(self, fleet: Fleet, model: Weights) -> Tree:
-        fleet.state.model = fleet.fit(model, lambda weights: self.loss(fleet, weights))
+        fleet.state.model = fleet.fit(model, lambda weights, batch: self.loss(batch, weights))
         sharp, soft = self.smoothed(fleet, fleet.predict(fleet.state.model).logits)
         return Tree(
             model=fleet.state.model, moments=self.fingerprint(fleet, sharp), confidence=self.confidence(fleet, soft)
@@ -120,4 +125,4 @@ def mix(models: Weights, shares: Tensor) -> Tree:
     def mean(leaf: Tensor) -> Tensor:
         return torch.tensordot(shares.to(leaf), leaf, dims=1) if leaf.is_floating_point() else leaf
 
-    return map_tree(mean, models)  # type: ignore[no-any-return]
+    return map_tree(mean, models)

@@ -20,8 +20,9 @@ from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, Weights, count_bytes, map_tree, weighted_mean
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
     from graft.models.architecture import Model
 
 SMALLEST_SPAN = 1e-6  # of hidden features: a layer that is the same for all nodes must not be divided by zero
@@ -52,11 +53,14 @@ class FedOMD(FedAvg):
     orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
     pull_on: Literal["raw", "effective"] = "raw"  # which matrix alpha pulls: the trained one, or the one made of it
 
-    def start_server(self, server: Server) -> None:
-        server.state.model = server.initial(server.model and self.set_up(server.model))
+    def model(self, architecture: Model) -> Model:
+        """Returns the architecture with orthogonal layers as the fields here configure them."""
+        if not isinstance(architecture, OrthoGCN):
+            return architecture
+        names = ("orthogonal", "newton_steps", "hybrid", "center", "orthogonal_start")
+        return replace(architecture, **{name: getattr(self, name) for name in names})
 
     def start_client(self, fleet: Fleet) -> None:
-        fleet.model = self.set_up(fleet.model)
         super().start_client(fleet)
         if self.beta:
             fleet.state.seeds = torch.zeros_like(fleet.random.keys)
@@ -77,7 +81,7 @@ class FedOMD(FedAvg):
         target = Tree(moments=weighted_mean(moments.moments, means.size))
         replies = clients.ask(self.match, target)
         weight_bytes = len(clients) * count_bytes(server.state.model) + replies.bytes()
-        server.state.model = weighted_mean(replies.model, replies.weight)
+        self.aggregate(server, clients, replies)
         server.record(
             discrepancy=replies.discrepancy,
             weight_bytes=weight_bytes,
@@ -112,8 +116,10 @@ class FedOMD(FedAvg):
         """Exchange 3: train, with the moments of all clients as targets."""
         target = torch.cat([fleet.state.mean.unsqueeze(2), wanted["moments"]], dim=2)
         # The first epoch drops what was dropped for the statistics: it is the paper's one forward pass.
-        fleet.random = Stream(fleet.state.seeds)
-        fleet.state.model = fleet.fit(fleet.state.model, lambda weights: self.matched_loss(fleet, weights, target))
+        redrawn = fleet.with_random(Stream(fleet.state.seeds))
+        fleet.state.model = redrawn.fit(
+            fleet.state.model, lambda weights, batch: self.matched_loss(batch, weights, target)
+        )
         before = discrepancy(fleet.state.own, target, fleet.state.span)
         return Tree(model=fleet.state.model, weight=fleet.weight, discrepancy=before)
 
@@ -134,13 +140,6 @@ class FedOMD(FedAvg):
         if self.pull_on == "effective":
             matrices = fleet.model.effective(matrices)
         return self.alpha * departure(matrices).sum(1)
-
-    def set_up(self, model: Model) -> Model:
-        """The clients' architecture with orthogonal layers as this method wants them."""
-        if not isinstance(model, OrthoGCN):
-            return model
-        names = ("orthogonal", "newton_steps", "hybrid", "center", "orthogonal_start")
-        return replace(model, **{name: getattr(self, name) for name in names})
 
     def moments_of(self, fleet: Fleet, hidden: list[Tensor]) -> Tensor:
         """Means and central moments of every hidden feature, [clients, layers, order, width]."""

@@ -57,7 +57,7 @@ class FedTGP(PrototypeMethod):
         self.tell(server, clients)
 
     def train_generator(self, server: Server, prototypes: Tensor, owned: Tensor, margin: Tensor) -> None:
-        def loss(parts: Tree) -> Tensor:
+        def loss(parts: Tree, _: None) -> Tensor:
             return contrast(prototypes, owned, generate(parts.generator), margin).unsqueeze(0)
 
         part = Part(server.state.generator, loss, server.state.optimizer)

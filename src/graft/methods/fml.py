@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import torch
 from annotated_types import Ge, Gt, Le
 
+from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
 from graft.tensors.trees import Tree, Weights, weighted_mean
-from graft.training.losses import Nodes, divergence, nodes_of
+from graft.training.losses import divergence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class FML(Method):
     other, and memes are averaged."""
 
     heterogeneous: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
 
     alpha: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the local model's loss, beside distillation
     beta: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the meme's loss, beside distillation
@@ -48,7 +51,7 @@ class FML(Method):
         # element, so training the sum is training each on its own loss with an optimiser of its own.
         pair = fleet.fit(
             Tree(local=fleet.state.model, meme=meme),
-            lambda pair: sum(self.losses(fleet, pair)),  # type: ignore[arg-type, return-value]
+            lambda pair, batch: torch.add(*self.losses(batch, pair)),
             frozen=frozenset(f"local/{path}" for path in fleet.model.frozen),
         )
         fleet.state.model = pair.local
@@ -63,5 +66,5 @@ class FML(Method):
 
     def learn(self, fleet: Fleet, student: Tensor, teacher: Tensor, labels: float) -> Tensor:
         """The loss of one of the two models: labels, and distillation from the other."""
-        distilled = divergence(teacher, student, nodes_of(fleet, self.kd_nodes), self.temperature)
+        distilled = divergence(teacher, student, fleet.node_mask(self.kd_nodes), self.temperature)
         return labels * fleet.cross_entropy(student) + (1 - labels) * distilled

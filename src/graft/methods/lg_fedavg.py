@@ -4,7 +4,7 @@ federated learning with local and global representations. arXiv 2001.01523, 2020
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from graft.errors import InputError
 from graft.federation.method import Method, step
@@ -13,8 +13,9 @@ from graft.tensors.trees import Tree, Weights, flatten, weighted_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class LGFedAvg(Method):
     warm start from a FedAvg model, which different encoders could not have.
     """
 
+    capturable: ClassVar[bool] = True
+
     share: Literal["head", "all", "nothing"] = "head"  # what is sent: "all" is FedAvg, "nothing" is local training
 
     def start_server(self, server: Server) -> None:
@@ -32,9 +35,6 @@ class LGFedAvg(Method):
             check_heads(server)
             server.state.shared = Tree(head=server.initial(server.models[0])["head"])
         elif self.share == "all":
-            if server.model is None:
-                names = ", ".join(dict.fromkeys(model.name for model in server.models))
-                raise InputError(f"LG-FedAvg with share = all needs one architecture for all clients, not {names}.")
             server.state.shared = server.initial()
 
     def round(self, server: Server, clients: Clients) -> None:
@@ -47,7 +47,7 @@ class LGFedAvg(Method):
     @step
     def train(self, fleet: Fleet, shared: Weights | None = None) -> Tree:
         start = Tree({**fleet.state.model, **(shared or {})})
-        model = fleet.state.model = fleet.fit(start, lambda weights: self.loss(fleet, weights))
+        model = fleet.state.model = fleet.fit(start, lambda weights, batch: self.loss(batch, weights))
         if shared is None:
             return Tree()
         return Tree(shared=Tree({part: model[part] for part in shared}), weight=fleet.weight)

@@ -10,10 +10,11 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional
 
+from graft.federation.fleet import Nodes
 from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, Weights
-from graft.training.losses import Nodes, mean_over, nodes_of
+from graft.training.losses import mean_over
 
 if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
@@ -37,13 +38,13 @@ class MOON(FedAvg):
     @step
     def train(self, fleet: Fleet, model: Weights) -> Tree:
         backwards = self.backwards(fleet, model)
-        fleet.state.model = fleet.fit(model, lambda weights: self.contrastive_loss(fleet, weights, backwards))
+        fleet.state.model = fleet.fit(model, lambda weights, batch: self.contrastive_loss(batch, weights, backwards))
         fleet.state.trained = torch.ones_like(fleet.state.trained)
         return Tree(model=fleet.state.model, weight=fleet.weight)
 
     def contrastive_loss(self, fleet: Fleet, weights: Weights, backwards: Tensor) -> Tensor:
         output = fleet.forward(weights)
-        contrast = mean_over(self.contrast(output.embedding, fleet.at_hand(backwards)), nodes_of(fleet, self.nodes))
+        contrast = mean_over(self.contrast(output.embedding, fleet.at_nodes(backwards)), fleet.node_mask(self.nodes))
         return fleet.cross_entropy(output.logits) + self.mu * contrast
 
     def contrast(self, embedding: Tensor, backwards: Tensor) -> Tensor:

@@ -84,4 +84,4 @@ class OSGP(PeerMethod):
                 unsqueeze_to(mass >= LEAST, sums), sums / unsqueeze_to(mass.clamp(min=LEAST), sums), before
             )
 
-        return map_tree(quotient, fleet.state.held.sum, old)  # type: ignore[no-any-return]
+        return map_tree(quotient, fleet.state.held.sum, old)

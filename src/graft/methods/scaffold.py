@@ -15,8 +15,9 @@ from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, weighted_mean
 
 if TYPE_CHECKING:
-    from graft.federation.exchange import Clients, Server
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
+    from graft.federation.server import Server
 
 Average = Literal["uniform", "votes"]
 
@@ -37,7 +38,7 @@ class SCAFFOLD(FedAvg):
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)
-        server.state.control = nothing(server.state.model, server.models[0].frozen)
+        server.state.control = nothing(server.state.model, server.model.frozen)
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
@@ -45,8 +46,11 @@ class SCAFFOLD(FedAvg):
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, Tree(model=server.state.model, control=server.state.control))
+        self.aggregate(server, clients, replies)
+
+    def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
         mean = weighted_mean(replies.model, replies.weight)
-        server.state.model = towards(server.state.model, mean, self.server_step, server.models[0].frozen)
+        server.state.model = towards(server.state.model, mean, self.server_step, server.model.frozen)
         change = weighted_mean(replies.change, replies.weight)
         server.state.control = add_share(server.state.control, change, len(replies) / server.clients)
 
@@ -54,7 +58,9 @@ class SCAFFOLD(FedAvg):
     def train(self, fleet: Fleet, received: Weights) -> Tree:
         start, own = received["model"], fleet.state.control
         correction = map_tree(torch.sub, received["control"], own)
-        model = fleet.fit(start, lambda weights: self.loss(fleet, weights, start) + inner_product(weights, correction))
+        model = fleet.fit(
+            start, lambda weights, batch: self.loss(batch, weights, start) + inner_product(weights, correction)
+        )
         if self.by_gradient(fleet):
             control = self.gradient(fleet, start)
         else:
@@ -88,7 +94,7 @@ class SCAFFOLD(FedAvg):
 
 def nothing(model: Weights, frozen: frozenset[str]) -> Tree:
     """Zeros in the shape of the trained weights of a model."""
-    return map_tree(torch.zeros_like, trainable(model, frozen))  # type: ignore[no-any-return]
+    return map_tree(torch.zeros_like, trainable(model, frozen))
 
 
 def votes(fleet: Fleet, average: Average) -> Tensor:
@@ -99,14 +105,12 @@ def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weight
     """Option II: the mean gradient, weight decay included, of SGD's steps from start to end, less the correction."""
     length = fleet.training.steps * fleet.training.learning_rate
     before, after = (trainable(weights, fleet.model.frozen) for weights in (start, end))
-    return map_tree(  # type: ignore[no-any-return]
-        lambda first, last, corrected: (first - last) / length - corrected, before, after, correction
-    )
+    return map_tree(lambda first, last, corrected: (first - last) / length - corrected, before, after, correction)
 
 
 def add_share(total: Weights, mean: Weights, share: float) -> Tree:
     """A mean over all clients after a share of them changed by a mean; exact where all votes are equal."""
-    return map_tree(lambda leaf, change: leaf + share * change, total, mean)  # type: ignore[no-any-return]
+    return map_tree(lambda leaf, change: leaf + share * change, total, mean)
 
 
 def towards(start: Weights, end: Weights, share: float, frozen: frozenset[str]) -> Tree:

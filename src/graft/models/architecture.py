@@ -10,7 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
 from graft.tensors.randomness import Stream
 from graft.tensors.sparse import BlockSparse, stacked_product
 from graft.tensors.trees import Tree, Weights
@@ -45,9 +46,9 @@ class Model:
         with torch.no_grad():
             return training, self(weights, graph)
 
-    def at(self, weights: Weights, rows: Rows, random: Stream | None = None) -> Output:
+    def forward_at(self, weights: Weights, rows: NodeSubset, random: Stream | None = None) -> Output:
         """What it says of some nodes alone; what they do not depend on need not be worked out."""
-        return Output(*map(rows.own, self(weights, rows.whole, random)))
+        return Output(*map(rows.gather, self(weights, rows.graph, random)))
 
     def select(self, chosen: Sequence[int]) -> Model:  # noqa: ARG002
         """The model of some clients of a fleet."""
@@ -89,11 +90,11 @@ class LayeredModel(Model):
         return weights
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
-        return self.end(weights, graph, self.begin(weights, graph), random)
+        return self.later_layers(weights, graph, self.first_layer(weights, graph), random)
 
     @property
-    def plain(self) -> bool:
-        """Whether it is made of `begin` and `end`, and not a model with a shape of its own."""
+    def is_layered(self) -> bool:
+        """Whether it is made of `first_layer` and `later_layers`, and not a model with a shape of its own."""
         return type(self).__call__ is LayeredModel.__call__
 
     @property
@@ -101,63 +102,63 @@ class LayeredModel(Model):
         """Whether no layer after the first looks at the graph."""
         return self.hidden == 1 and self.head == "linear"
 
-    def at(self, weights: Weights, rows: Rows, random: Stream | None = None) -> Output:
-        if not self.plain or not self.supports_rows:
-            return super().at(weights, rows, random)
-        begun = self.begin(weights, rows if self.single_layer else rows.whole)
-        return self.end(weights, rows.whole, begun, random, rows)
+    def forward_at(self, weights: Weights, rows: NodeSubset, random: Stream | None = None) -> Output:
+        if not self.is_layered or not self.supports_rows:
+            return super().forward_at(weights, rows, random)
+        first = self.first_layer(weights, rows if self.single_layer else rows.graph)
+        return self.later_layers(weights, rows.graph, first, random, rows)
 
     def forward_train_eval(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
-        if not self.plain:
+        if not self.is_layered:
             return super().forward_train_eval(weights, graph, random)
-        begun = self.begin(weights, graph)
-        training = self.end(weights, graph, begun, random)
+        first = self.first_layer(weights, graph)
+        training = self.later_layers(weights, graph, first, random)
         with torch.no_grad():
-            return training, self.end(weights, graph, begun)
+            return training, self.later_layers(weights, graph, first)
 
-    def begin(self, weights: Weights, graph: FleetGraph | Rows) -> Tensor:
+    def first_layer(self, weights: Weights, graph: FleetGraph | NodeSubset) -> Tensor:
         """What the first layer says: all that comes before the first dropout, the same in training and evaluation."""
         return torch.relu(self.layer(weights["layer0"], graph, graph.features))
 
-    def end(
+    def later_layers(
         self,
         weights: Weights,
         graph: FleetGraph,
-        begun: Tensor,
+        first: Tensor,
         random: Stream | None = None,
-        rows: Rows | None = None,
+        rows: NodeSubset | None = None,
     ) -> Output:
-        """All that comes after `begin`; with `rows`, the last layer that looks at the graph is asked about them."""
+        """Returns the outputs from that of `first_layer`; with `rows`, the last graph layer is computed there alone."""
         if self.head == "linear":
-            embedding = self.embed(weights, graph, begun, random, rows)
-            return Output(embedding, linear(self.drop(embedding, random, rows), weights["head"]))
-        embedding = self.embed(weights, graph, begun, random)
-        logits = self.layer(weights["head"], rows or graph, self.drop(embedding, random))
-        return Output(rows.own(embedding) if rows else embedding, logits)
+            embedding = self.embed(weights, graph, first, random, rows)
+            return Output(embedding, linear(self.apply_dropout(embedding, random, rows), weights["head"]))
+        embedding = self.embed(weights, graph, first, random)
+        logits = self.layer(weights["head"], rows or graph, self.apply_dropout(embedding, random))
+        return Output(rows.gather(embedding) if rows else embedding, logits)
 
     def embed(
         self,
         weights: Weights,
         graph: FleetGraph,
-        begun: Tensor,
+        first: Tensor,
         random: Stream | None,
-        rows: Rows | None = None,
+        rows: NodeSubset | None = None,
     ) -> Tensor:
-        outputs = [begun]
+        outputs = [first]
         for index in range(1, self.hidden):
-            hidden = self.drop(outputs[-1], random)
+            hidden = self.apply_dropout(outputs[-1], random)
             seen = rows if rows and index == self.hidden - 1 else graph
             outputs.append(torch.relu(self.layer(weights[f"layer{index}"], seen, hidden)))
         if self.depth < 4:
             return outputs[-1]
         # Deep networks use jumping knowledge (Xu et al., ICML 2018) with the element-wise maximum.
-        before = [rows.own(output) for output in outputs[:-1]] if rows else outputs[:-1]
+        before = [rows.gather(output) for output in outputs[:-1]] if rows else outputs[:-1]
         return torch.stack([*before, outputs[-1]]).amax(0)
 
-    def drop(self, hidden: Tensor, random: Stream | None, rows: Rows | None = None) -> Tensor:
+    def apply_dropout(self, hidden: Tensor, random: Stream | None, rows: NodeSubset | None = None) -> Tensor:
         if random is None or self.dropout == 0:
             return hidden
-        return random.drop(hidden, self.dropout, rows)
+        return random.dropout(hidden, self.dropout, rows)
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         raise NotImplementedError
@@ -166,7 +167,7 @@ class LayeredModel(Model):
         """The weights of a convolutional head."""
         return self.start_layer(inputs, self.classes, generator)
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
         """One layer without activation; `hidden` is of all nodes, and may be the fleet's sparse features."""
         raise NotImplementedError
 
@@ -190,25 +191,32 @@ def project(hidden: Any, weight: Tensor) -> Tensor:
     return stacked_product(hidden, weight) if isinstance(hidden, Tensor) else hidden @ weight
 
 
-def propagate(graph: FleetGraph | Rows, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
+def propagate(graph: FleetGraph | NodeSubset, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
     """Some products of a matrix of the graph, by its name, with what `project` gives."""
-    known = graph.spread(matrix, steps) if hidden is graph.features else None
+    known = graph.propagated_features(matrix, steps) if hidden is graph.features else None
     if known is not None:
         return project(known, weight)
     last: BlockSparse = getattr(graph, matrix)
-    if isinstance(graph, Rows) and steps == 1 and isinstance(hidden, Tensor) and hidden.shape[2] <= weight.shape[2]:
+    if (
+        isinstance(graph, NodeSubset)
+        and steps == 1
+        and isinstance(hidden, Tensor)
+        and hidden.shape[2] <= weight.shape[2]
+    ):
         return project(last @ hidden, weight)  # the order does not matter, and there are fewer rows to project
     projected = project(hidden, weight)
     for _ in range(steps - 1):
-        projected = getattr(graph.whole if isinstance(graph, Rows) else graph, matrix) @ projected
+        projected = getattr(graph.graph if isinstance(graph, NodeSubset) else graph, matrix) @ projected
     return last @ projected
 
 
-def project_own(graph: FleetGraph | Rows, hidden: Any, weight: Tensor) -> Tensor:
+def project_subset(graph: FleetGraph | NodeSubset, hidden: Any, weight: Tensor) -> Tensor:
     """What `project` gives for the nodes that are asked about."""
-    if not isinstance(graph, Rows):
+    if not isinstance(graph, NodeSubset):
         return project(hidden, weight)
-    return project(graph.own(hidden), weight) if isinstance(hidden, Tensor) else graph.own(project(hidden, weight))
+    return (
+        project(graph.gather(hidden), weight) if isinstance(hidden, Tensor) else graph.gather(project(hidden, weight))
+    )
 
 
 def linear(hidden: Any, weights: Weights) -> Tensor:

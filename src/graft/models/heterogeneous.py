@@ -1,7 +1,6 @@
 """Several architectures as one model, so that clients of different kinds are one fleet.
 
-Whatever looks at all clients alike, as losses, copilots and optimisers do, then runs once for all of them; only the
-layers themselves run kind by kind.
+Losses, copilots and optimisers then run once for all of them; only the layers run architecture by architecture.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
 from graft.models.architecture import Model, Output
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import ARCHITECTURE_MARK, Weights, flatten
@@ -24,21 +24,21 @@ from graft.tensors.trees import ARCHITECTURE_MARK, Weights, flatten
 class ArchitectureGroup(NamedTuple):
     """An architecture and how many clients of a fleet have it."""
 
-    name: str  # of its branch in the weights: its mark, the same in every fleet of a federation
+    name: str  # of its branch in the weights, the same in every fleet of a federation
     model: Model
     clients: int
 
 
 @dataclass(frozen=True)
 class Heterogeneous(Model):
-    """Architectures whose embeddings are of one width; the clients of each stand side by side in the fleet.
+    """Architectures whose embeddings are of one width; the clients of each are contiguous in the fleet.
 
-    Weights have a branch for every kind, with a row for each of its clients.
+    Weights have a branch for every architecture, with a row for each of its clients.
     """
 
     parts: tuple[ArchitectureGroup, ...]
 
-    name = "mixed"
+    name = "heterogeneous"
 
     @cached_property
     def kinds(self) -> dict[str, range]:  # type: ignore[override]
@@ -57,89 +57,95 @@ class Heterogeneous(Model):
         training, evaluation = zip(*pairs, strict=True)
         return concatenate_outputs(training), concatenate_outputs(evaluation)
 
-    def at(self, weights: Weights, rows: Rows, random: Stream | None = None) -> Output:
-        return concatenate_outputs(self._run([kind.model.at for kind in self.parts], weights, rows, random))
+    def forward_at(self, weights: Weights, rows: NodeSubset, random: Stream | None = None) -> Output:
+        return concatenate_outputs(self._run([kind.model.forward_at for kind in self.parts], weights, rows, random))
 
     def _run(
-        self, models: Sequence[Callable[..., Any]], weights: Weights, graph: FleetGraph | Rows, random: Stream | None
+        self,
+        forwards: Sequence[Callable[..., Any]],
+        weights: Weights,
+        graph: FleetGraph | NodeSubset,
+        random: Stream | None,
     ) -> list[Any]:
-        """What every kind says about its part of the graph."""
-        draws = [None if random is None else random.of(mine) for mine in self.kinds.values()]
+        """Runs every architecture on the part of the graph that its clients own."""
+        streams = [None if random is None else random.select(owners) for owners in self.kinds.values()]
         outputs = []
-        with ArchitectureStreams(weights, graph, random) as branches:
-            for model, (name, mine), draw in zip(models, self.kinds.items(), draws, strict=True):
-                with branches.next():
-                    outputs.append(model(weights[name], graph.part(mine), draw))
-        if random is not None:  # some kinds draw more often than others, and each client goes on after its own draws
-            spent = zip(self.parts, draws, strict=True)
-            random.advance([draw.draws - random.draws for kind, draw in spent if draw for _ in range(kind.clients)])
+        with ArchitectureStreams(weights, graph, random) as cuda_streams:
+            for forward, (name, owners), stream in zip(forwards, self.kinds.items(), streams, strict=True):
+                with cuda_streams.next():
+                    outputs.append(forward(weights[name], graph.part(owners), stream))
+        if (
+            random is not None
+        ):  # some architectures draw more often than others: each client goes on after its own draws
+            drawn = zip(self.parts, streams, strict=True)
+            random.advance([s.draws - random.draws for group, s in drawn if s for _ in range(group.clients)])
         return outputs
 
     def select(self, chosen: Sequence[int]) -> Heterogeneous:
         counts = [sum(client in owners for client in chosen) for owners in self.kinds.values()]
-        parts = [kind._replace(clients=count) for kind, count in zip(self.parts, counts, strict=True) if count]
+        parts = [group._replace(clients=count) for group, count in zip(self.parts, counts, strict=True) if count]
         return Heterogeneous(tuple(parts))
 
 
 class ArchitectureStreams:
-    """Where a GPU records them, kinds run side by side, each on a stream of its own; elsewhere one after the other,
-    since what takes time there is to launch them.
+    """CUDA streams on which architectures run side by side during a capture; outside of one they run in turn, since
+    launching them is what takes time there.
 
-    Streams wait for each other where they part and where they meet, and PyTorch sees to the same on the way back. What
-    was made for this step before they part must not be overwritten while a branch may still read it, on the way back
-    too: so it is noted down for every branch.
+    Streams wait for each other where they fork and join, and autograd does the same in the backward pass. Tensors made
+    for this step before the fork must not be freed while a branch, or its backward pass, may still read them: so their
+    use is recorded on every branch.
     """
 
-    def __init__(self, weights: Weights, graph: FleetGraph | Rows, random: Stream | None) -> None:
-        self._read = [leaf for _, leaf in flatten(weights)]
-        self._fast = self._read[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    def __init__(self, weights: Weights, graph: FleetGraph | NodeSubset, random: Stream | None) -> None:
+        self._tensors = [leaf for _, leaf in flatten(weights)]
+        self._capturing = self._tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
         if random is not None:
-            self._read.append(random.keys)
+            self._tensors.append(random.keys)
         if isinstance(graph, FleetGraph):
-            self._read += graph.step_tensors
-        self._used: list[torch.cuda.Stream] = []
+            self._tensors += graph.step_tensors
+        self._branches: list[torch.cuda.Stream] = []
         self._first = True
 
     def __enter__(self) -> ArchitectureStreams:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in self._used:
+        for stream in self._branches:
             torch.cuda.current_stream().wait_stream(stream)
 
     def next(self) -> AbstractContextManager[Any]:
-        """Where to run one more kind; the first stays where it is."""
-        if not self._fast or self._first:
+        """Returns the context to run the next architecture in; the first stays on the current stream."""
+        if not self._capturing or self._first:
             self._first = False
             return nullcontext()
-        here = torch.cuda.current_stream()
-        stream = branch_stream(here, len(self._used))
-        stream.wait_stream(here)
-        for tensor in self._read:
+        trunk = torch.cuda.current_stream()
+        stream = branch_stream(trunk, len(self._branches))
+        stream.wait_stream(trunk)
+        for tensor in self._tensors:
             tensor.record_stream(stream)
-        self._used.append(stream)
+        self._branches.append(stream)
         return torch.cuda.stream(stream)
 
 
 @cache
-def branch_stream(trunk: torch.cuda.Stream, place: int) -> torch.cuda.Stream:  # noqa: ARG001
-    """Branches of different trunks must not share a stream: what one trunk still reads, the other would overwrite."""
+def branch_stream(trunk: torch.cuda.Stream, index: int) -> torch.cuda.Stream:  # noqa: ARG001
+    """Returns a stream of its own for every branch of every trunk: sharing one would overwrite what is still read."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def make_heterogeneous(models: Sequence[Model], names: dict[Model, str]) -> Heterogeneous:
-    """The model of clients with these architectures, which stand in the order of their kinds."""
+    """Returns the model of clients with these architectures, sorted by architecture."""
     return Heterogeneous(
         tuple(ArchitectureGroup(names[model], model, models.count(model)) for model in dict.fromkeys(models))
     )
 
 
 def architecture_names(models: Sequence[Model]) -> dict[Model, str]:
-    """A name for every architecture; of those that call themselves alike, the later ones are numbered."""
+    """Returns the name of the branch of every architecture; of equal names, the later ones are numbered."""
     names = [model.name for model in models]
-    before = [names[:place].count(name) for place, name in enumerate(names)]
-    numbers = [f"-{count + 1}" if count else "" for count in before]
-    return {model: f"{ARCHITECTURE_MARK}{model.name}{number}" for model, number in zip(models, numbers, strict=True)}
+    earlier = [names[:index].count(name) for index, name in enumerate(names)]
+    suffixes = [f"-{count + 1}" if count else "" for count in earlier]
+    return {model: f"{ARCHITECTURE_MARK}{model.name}{suffix}" for model, suffix in zip(models, suffixes, strict=True)}
 
 
 def concatenate_outputs(outputs: Sequence[Output]) -> Output:

@@ -186,7 +186,7 @@ class BlockSparse:
         values = None if self.values is None else self.values[entries]
         return BlockSparse(starts, columns, values, len(chosen), (self.rows, self.width))
 
-    def at(self, rows: Tensor, real: Tensor) -> BlockSparse:
+    def select_rows(self, rows: Tensor, real: Tensor) -> BlockSparse:
         """The matrix of some rows of every block, [blocks, some]; one that is not real has no entries."""
         first = torch.arange(self.blocks, device=rows.device)[:, None] * self.rows
         chosen = (rows + first).flatten()

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 from torch import Tensor
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from graft.federation.fleet import Fleet
-
-Nodes = Literal["train", "all"]
-
-
-def nodes_of(fleet: Fleet, which: Nodes) -> Tensor:
-    """The nodes that are meant, [clients, nodes]: those with a label to train on, or all but the spare ones."""
-    return fleet.labels.masks[:, 0] if which == "train" else fleet.graph.real
-
 
 def mean_over(values: Tensor, nodes: Tensor) -> Tensor:
-    """The mean of [clients, nodes] over some nodes of each client; zero for a client without any."""
+    """Returns the mean of [clients, nodes] over some nodes of each client; zero for a client without any."""
     return (values * nodes).sum(1) / nodes.sum(1).clamp(min=1)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Logarithms of probabilities over the last of three axes."""
+    """Returns log-probabilities over the last of three axes."""
     if logits.is_cuda or logits.shape[2] >= 16:
         return functional.log_softmax(logits, 2)
     return functional.log_softmax(logits.mT, 1).mT  # CPUs were seen to be ten times as fast along a long axis
 
 
 def divergence(teacher: Tensor, student: Tensor, nodes: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(teacher || student), both given as logits: a sum over classes and a mean over nodes.
+    """Returns KL(teacher || student) of two sets of logits: a sum over classes and a mean over nodes.
 
     The teacher is a fixed target, so no gradient reaches it. A temperature softens both, and its square keeps the
     gradient as large as without (Hinton, Vinyals and Dean, 2015).
     """
     if temperature != 1:
         teacher, student = teacher / temperature, student / temperature
-    wanted, found = log_softmax(teacher.detach()), log_softmax(student)
-    return temperature**2 * mean_over((wanted.exp() * (wanted - found)).sum(2), nodes)
+    target, predicted = log_softmax(teacher.detach()), log_softmax(student)
+    return temperature**2 * mean_over((target.exp() * (target - predicted)).sum(2), nodes)

@@ -155,7 +155,7 @@ def interpolate(own: Weights, mean: Weights, way: Tensor) -> Tree:
             return start
         return torch.lerp(start, end, unsqueeze_to(way, start).to(start))
 
-    return map_tree(part, own, mean)  # type: ignore[no-any-return]
+    return map_tree(part, own, mean)
 
 
 def half_of_all(fleet: Fleet) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -128,7 +128,7 @@ class DisPFL(PeerMethod):
     def training(self, fleet: Fleet) -> Training:
         if self.local == "experiment":
             return fleet.training
-        rate = 0.1 * 0.998 ** (fleet.round - 1)
+        rate: Any = 0.1 * 0.998 ** (fleet.round.double() - 1)  # a scalar on the device works like a number
         return replace(fleet.training, epochs=5, optimizer="sgd", learning_rate=rate, weight_decay=5e-4, clip=10.0)
 
     def counts(self, fleet: Fleet) -> dict[str, int]:

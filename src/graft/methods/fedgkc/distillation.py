@@ -62,7 +62,12 @@ def no_worse(fleet: Fleet, teacher: Output, student: Output) -> Tensor:
     return (by_teacher >= by_student).float()
 
 
-def sum_of_terms(terms: Callable[[Fleet, Tree], Tree], fleet: Fleet, sizes: Tree, models: Tree) -> Tensor:
+def with_others(loss: Callable[[Tree, Fleet], Tensor], others: Weights, models: Tree, fleet: Fleet) -> Tensor:
+    """The loss of models of which some are not trained now."""
+    return loss(Tree({**others, **models}), fleet)
+
+
+def sum_of_terms(terms: Callable[[Fleet, Tree], Tree], sizes: Tree, models: Tree, fleet: Fleet) -> Tensor:
     """The sum of some terms; `sizes` is updated, so that after training it holds the terms of the last epoch."""
     current = terms(fleet, models)
     sizes.update(map_tree(Tensor.detach, current))

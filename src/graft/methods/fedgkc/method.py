@@ -20,6 +20,7 @@ from graft.methods.fedgkc.distillation import (
     student_outputs,
     sum_of_terms,
     view_loss,
+    with_others,
 )
 from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
 from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
@@ -45,6 +46,7 @@ class FedGKC(Method):
     """
 
     heterogeneous: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
 
     copilot: str = "gcn"  # architecture of the travelling model
     alpha: Annotated[float, Ge(0)] = 0.8  # weight of the labels in both losses
@@ -122,10 +124,8 @@ class FedGKC(Method):
         sizes = Tree({name: Tree(dict.fromkeys(terms, zeros)) for name, terms in TERMS.items()})
         teacher_outputs = Tree()
         losses = {
-            "copilot": partial(sum_of_terms, self.copilot_terms, fleet, sizes.copilot),
-            "model": partial(
-                sum_of_terms, partial(self.local_terms, teacher_outputs=teacher_outputs), fleet, sizes.local
-            ),
+            "copilot": partial(sum_of_terms, self.copilot_terms, sizes.copilot),
+            "model": partial(sum_of_terms, partial(self.local_terms, teacher_outputs=teacher_outputs), sizes.local),
         }
         # Buffers of your own module stand one level deeper when the projection is trained with it.
         own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
@@ -139,7 +139,7 @@ class FedGKC(Method):
                 loss = losses[name]
                 fitted = fleet.fit_in_turn(
                     {name: trained[name]},
-                    {name: lambda parts, loss=loss, others=others: loss(Tree(others | parts))},  # type: ignore[misc]
+                    {name: partial(with_others, loss, others)},
                     epochs,
                     frozen,
                 )
@@ -211,7 +211,7 @@ class FedGKC(Method):
         if not self.gate:
             return terms
         trust = no_worse(fleet, teacher, student)
-        return map_tree(lambda term: trust * term, terms)  # type: ignore[no-any-return]
+        return map_tree(lambda term: trust * term, terms)
 
     def agreement(self, fleet: Fleet, weights: Weights) -> Tensor:
         """Eq. 4: the strongly perturbed view learns from the weakly perturbed one."""

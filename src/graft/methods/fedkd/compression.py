@@ -45,9 +45,9 @@ def rebuild(part: Any) -> Any:
 
 def rebuild_update(update: Weights, like: Weights) -> Tree:
     """An update rebuilt from what was sent, in the structure of the mentee."""
-    return map_tree(lambda _, part: rebuild(part), like, update)  # type: ignore[no-any-return]
+    return map_tree(lambda _, part: rebuild(part), like, update)
 
 
 def apply_update(mentee: Weights, update: Weights) -> Tree:
     """The mentee after an update as it was sent."""
-    return map_tree(lambda leaf, part: leaf + rebuild(part), mentee, update)  # type: ignore[no-any-return]
+    return map_tree(lambda leaf, part: leaf + rebuild(part), mentee, update)

@@ -65,7 +65,7 @@ class FedKD(Method):
         if len(behind):  # they missed updates, so they need the whole model
             behind.ask(self.catch_up, server.state.mentee)
         clients.ask(self.train)
-        energy = self.energy(server.round / server.rounds)
+        energy = self.energy(float(server.round) / server.rounds)
         # Factors differ in size from client to client, so sending is a step of its own beside training as a fleet.
         replies = clients.ask(self.send, Tree(energy=energy))
         parts = [replies[client] for client in replies.clients]
@@ -91,7 +91,7 @@ class FedKD(Method):
         state = fleet.state
         pair = fleet.fit(
             Tree(mentor=state.model, mentee=state.mentee, projection=state.projection),
-            lambda pair: sum(self.losses(fleet, pair)),  # type: ignore[arg-type, return-value]
+            lambda pair, batch: torch.add(*self.losses(batch, pair)),
             frozen=frozenset(f"mentor/{path}" for path in fleet.model.frozen),
         )
         state.change = map_tree(torch.sub, pair.mentee, state.mentee)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def type_views(graph: FleetGraph, types: Tensor, count: int) -> list[FleetGraph]:
     """The graph split by the type of its edges; every edge is in exactly one view."""
     return [
-        FleetGraph(graph.neighbours.with_values((types == index).float()), graph.features, graph.sizes, whole=graph)
+        FleetGraph(graph.neighbours.with_values((types == index).float()), graph.features, graph.sizes, base=graph)
         for index in range(count)
     ]
 

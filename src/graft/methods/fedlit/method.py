@@ -4,15 +4,14 @@ WWW 2023."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn import functional
 
-from graft.federation.method import step
-from graft.methods.fedavg import FedAvg
+from graft.federation.method import Method, step
 from graft.methods.fedlit.channels import Channels
 from graft.methods.fedlit.edge_types import initial_centroids, nearest_types, type_views
 from graft.models.architecture import LayeredModel, linear
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedLIT(FedAvg):
+class FedLIT(Method):
     """Edges are clustered into latent types with a channel each; the server aligns clusters and averages channels.
 
     A client keeps the order of its own clusters, and so do the moments of its optimiser; what it is sent is put into
@@ -35,7 +34,9 @@ class FedLIT(FedAvg):
     of the server. Without self-loops a node without edges loses its own features, as in the original.
     """
 
+    one_model: ClassVar[bool] = True
     architecture: ClassVar[str | None] = "gcn"  # of the channels
+    capturable: ClassVar[bool] = True
 
     types: Annotated[int, Ge(1), Le(64)] = 2  # m: latent link types; the paper has 4, on graphs known to have several
     em_iterations: Annotated[int, Ge(1), Le(64)] = 1  # of assigning edges and moving centroids before a training step
@@ -43,28 +44,27 @@ class FedLIT(FedAvg):
     self_loops: bool = False  # whether every channel has self-loops
 
     def start_server(self, server: Server) -> None:
-        server.state.model = server.initial(self.network(server.architecture("gcn")))
+        server.state.model = server.initial()
         server.state.known = torch.zeros((), dtype=torch.bool, device=server.device)  # whether it has any centroids
         own = torch.arange(self.types, device=server.device)
         server.state.groups = own.repeat(server.clients, 1)  # [clients, clusters]: the group of each cluster
 
     def start_client(self, fleet: Fleet) -> None:
-        fleet.model = self.network(fleet.architecture("gcn"))
         model = fleet.initial()
         with torch.no_grad():
             nodes = linear(fleet.graph.features, model.projection)
             centroids = initial_centroids(fleet.graph, nodes, fleet.random, self.types)
         fleet.state.model = Tree({**model, "centroids": centroids})
 
-    def network(self, model: Model) -> Channels:
-        """The network of channels for the data, and with the width and dropout, of another model."""
-        assert isinstance(model, LayeredModel)
+    def model(self, architecture: Model) -> Channels:
+        """Returns the network of channels for the data, and with the width and dropout, of another architecture."""
+        assert isinstance(architecture, LayeredModel)
         return Channels(
-            model.features,
-            model.classes,
+            architecture.features,
+            architecture.classes,
             self.layers,
-            model.width,
-            model.dropout,
+            architecture.width,
+            architecture.dropout,
             types=self.types,
             em_iterations=self.em_iterations,
             self_loops=self.self_loops,
@@ -99,7 +99,7 @@ class FedLIT(FedAvg):
         received = Tree(message["model"])
         known = message["known"].view(-1, 1, 1)
         received.centroids = torch.where(known, received.centroids, fleet.state.model.centroids)
-        model = fleet.state.model = fleet.fit(received, lambda weights: self.loss(fleet, weights, received))
+        model = fleet.state.model = fleet.fit(received, lambda weights, batch: batch.label_loss(weights))
         with torch.no_grad():
             nodes = linear(fleet.graph.features, model.projection)
             types = nearest_types(fleet.graph, nodes, model.centroids)
@@ -107,6 +107,10 @@ class FedLIT(FedAvg):
         # The centroid of an empty cluster means nothing; nor do the weights of a channel that no label reached.
         trained = (linked & fleet.labels.masks[:, :1]).sum(2)
         return Tree(model=model, weight=fleet.weight, present=linked.any(2), trained=trained)
+
+    def shared(self, server: Server) -> Weights:
+        model: Weights = server.state.model
+        return model
 
 
 def match_clusters(centroids: Tensor, groups: Tensor) -> Tensor:
@@ -129,7 +133,7 @@ def reorder(model: Weights, order: Tensor) -> Tree:
     return Tree({**model, **moved})
 
 
-def mean_where(leaves: Weights | Tensor, selected: Tensor, otherwise: Weights | Tensor) -> Tree:
+def mean_where(leaves: Any, selected: Tensor, otherwise: Any) -> Tree:
     """The plain mean over clients of each group's [clients, groups, ...] selected ones; without any, another value."""
 
     def mean(leaf: Tensor, fallback: Tensor) -> Tensor:
@@ -137,4 +141,4 @@ def mean_where(leaves: Weights | Tensor, selected: Tensor, otherwise: Weights | 
         count = selected.sum(0).view(shape[1:])
         return torch.where(count > 0, (leaf * selected.view(shape)).sum(0) / count.clamp(min=1), fallback)
 
-    return map_tree(mean, leaves, otherwise)  # type: ignore[no-any-return]
+    return map_tree(mean, leaves, otherwise)

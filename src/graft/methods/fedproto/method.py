@@ -39,6 +39,7 @@ class PrototypeMethod(Method):
     """
 
     heterogeneous: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
 
     lam: Annotated[float, Ge(0)] = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
     inference: Literal["head", "prototype"] = "head"  # predict by the classifier, or by the nearest prototype
@@ -62,7 +63,7 @@ class PrototypeMethod(Method):
 
     @step
     def train(self, fleet: Fleet, known: Weights) -> Tree:
-        fleet.state.model = fleet.fit(fleet.state.model, lambda weights: self.loss(fleet, weights, known))
+        fleet.state.model = fleet.fit(fleet.state.model, lambda weights, batch: self.loss(batch, weights, known))
         return class_means(fleet, fleet.predict(fleet.state.model))
 
     @step
@@ -77,9 +78,9 @@ class PrototypeMethod(Method):
     def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
         return prototype_loss(fleet, embedding, known)
 
-    def answers(self, fleet: Fleet) -> Tensor:
+    def logits(self, fleet: Fleet) -> Tensor:
         if self.inference == "head":
-            return super().answers(fleet)
+            return super().logits(fleet)
         output, known = fleet.predict(self.personal(fleet)), fleet.state.known
         present = known.present.unsqueeze(1)
         nearness = -distances(output.embedding, known.prototypes).masked_fill(~present, float("inf"))

@@ -67,7 +67,7 @@ def mean_norm(known: Weights) -> Tensor:
 
 def output_shape(server: Server, model: Model) -> tuple[int, int]:
     """The width of a model's embeddings and the number of its classes, found by asking it about two linked nodes."""
-    features = torch.zeros(1, 2, server.architecture("gcn").features, device=server.device)  # type: ignore[attr-defined]
+    features = torch.zeros(1, 2, server.features, device=server.device)
     starts, columns = (torch.tensor(part, dtype=torch.int32, device=server.device) for part in ([0, 1, 2], [1, 0]))
     linked = BlockSparse(starts, columns, None, 1, (2, 2)).with_values(None)
     graph = FleetGraph(linked, features, torch.tensor([2], device=server.device))

@@ -47,7 +47,7 @@ def without_edges_of(graph: FleetGraph, hidden: Tensor) -> FleetGraph:
     """The view without the edges of some nodes."""
     flat, pattern = hidden.flatten(), graph.neighbours
     kept = ~(flat[pattern.row_of] | flat[pattern.columns])
-    return FleetGraph(pattern.with_values(kept.float()), graph.features, graph.sizes, whole=graph)
+    return FleetGraph(pattern.with_values(kept.float()), graph.features, graph.sizes, base=graph)
 
 
 def neighbours_among(graph: FleetGraph, selected: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ NeurIPS 2021."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import is_not
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
@@ -26,12 +27,12 @@ from graft.methods.fedsage_plus.neighbour_generator import (
     make_features,
 )
 from graft.models.architecture import LayeredModel, add_bias, project
-from graft.tensors.randomness import Stream
+from graft.tensors.randomness import Stream, index_tensor
 from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
 from graft.training.optimizers import Training
 
 if TYPE_CHECKING:
-    from graft.federation.clients import Clients
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
 
@@ -69,7 +70,8 @@ class FedSagePlus(FedAvg):
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)
-        server.state.mended = torch.zeros(server.clients, dtype=torch.bool)  # which clients have mended their graphs
+        # Which clients have mended their graphs.
+        server.state.mended = torch.zeros(server.clients, dtype=torch.bool, device=server.device)
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
@@ -86,16 +88,20 @@ class FedSagePlus(FedAvg):
         return Generator(model.features, model.classes, *widths)
 
     def round(self, server: Server, clients: Clients) -> None:
-        mended = server.state.mended.tolist()
-        new = clients.only([client for client in clients.members if not mended[client]])
+        if "mended" not in server.cache:  # read once, so that later rounds need not wait for the device
+            server.cache["mended"] = set(server.state.mended.nonzero().flatten().tolist())
+        new = clients.only([client for client in clients.members if client not in server.cache["mended"]])
         if self.hidden and len(new):
             new.ask(self.learn)
             for _ in range(self.shared_epochs):
                 self.learn_together(clients, new)
             server.record(generated=new.ask(self.mend).generated)
-            server.state.mended = server.state.mended.clone()
-            server.state.mended[new.members] = True
-        replies = clients.ask(self.train, server.state.model)
+            server.cache["mended"].update(new.members)
+            rows = index_tensor(tuple(new.members), server.device)
+            server.state.mended = server.state.mended.index_fill(0, rows, True)
+        self.aggregate(server, clients, clients.ask(self.train, server.state.model))
+
+    def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
         server.state.model = weighted_mean(replies.model, torch.ones_like(replies.weight))
 
     def learn_together(self, clients: Clients, new: Clients) -> None:
@@ -131,7 +137,7 @@ class FedSagePlus(FedAvg):
         start = Tree({**generator, "count": Tree(weight=generator.count.weight, bias=expected)})
         fleet.state.generator = fleet.fit(
             start,
-            lambda weights: self.own_loss(fleet, lesson, weights, self.generate(fleet, lesson, weights, random)),
+            lambda weights, batch: self.own_loss(batch, lesson, weights, self.generate(batch, lesson, weights, random)),
             "generator",
             training=self.training(self.generator_epochs, "reset"),
         )
@@ -171,7 +177,7 @@ class FedSagePlus(FedAvg):
         lesson, generator = self.lesson(fleet), fleet.state.generator
         scale = self.feature_weight / self.most_generated(fleet)
 
-        def loss(maker: Weights) -> Tensor:
+        def loss(maker: Weights, fleet: Fleet) -> Tensor:
             weights = Tree({**generator, "maker": maker})
             # The same draws as in `imagine`, or the gradient would be that of other features.
             generated = self.generate(fleet, lesson, weights, Stream(fleet.state.draws), settled=True)
@@ -189,19 +195,15 @@ class FedSagePlus(FedAvg):
     def mend(self, fleet: Fleet) -> Tree:
         """Add the generated neighbours to the graph from here on; returns how many there are."""
         fleet.state.mended = torch.ones_like(fleet.state.mended)
-        added = fleet.derived[cache_key(fleet, 0)] = self.neighbours(fleet, 0)
+        added = fleet.caches[0][neighbours_key(fleet)] = self.neighbours(fleet, 0)
         return Tree(generated=torch.tensor([len(added[0])], device=fleet.device))
 
-    def answers(self, fleet: Fleet) -> Tensor:
-        return self.logits(fleet, self.personal(fleet))
+    def logits(self, fleet: Fleet) -> Tensor:
+        return self.shared_logits(fleet, self.personal(fleet))
 
-    @step
-    def score_shared(self, fleet: Fleet, model: Weights) -> dict[str, Tensor]:
-        return {"correct": fleet.scored.count_correct(self.logits(fleet.scored, model))}
-
-    def logits(self, fleet: Fleet, weights: Weights) -> Tensor:
+    def shared_logits(self, fleet: Fleet, model: Weights) -> Tensor:
         """The logits of the real nodes of the mended graphs."""
-        return fleet.predict(weights, graph=self.mended(fleet)).logits[:, : fleet.graph.nodes]
+        return fleet.predict(model, graph=self.mended(fleet)).logits[:, : fleet.graph.nodes]
 
     def mended(self, fleet: Fleet) -> FleetGraph:
         """The graphs with their generated neighbours, which follow each client's own nodes; unchanged for clients that
@@ -212,18 +214,21 @@ class FedSagePlus(FedAvg):
         """
         if not self.hidden:
             return fleet.graph
-        keys = [cache_key(fleet, position) for position in range(len(fleet.clients))]
-        for position, key in enumerate(keys):
-            if key not in fleet.derived and bool(fleet.state.mended[position]):
-                fleet.derived[key] = self.neighbours(fleet, position)
-        ready = tuple(key in fleet.derived for key in keys)
-        if not any(ready):
+        key = neighbours_key(fleet)
+        for position, cache in enumerate(fleet.caches):
+            if key not in cache and bool(fleet.state.mended[position]):
+                cache[key] = self.neighbours(fleet, position)
+        parts = [cache.get(key) for cache in fleet.caches]
+        if not any(part is not None for part in parts):
             return fleet.graph
-        whole = ("mended", keys[0][1])
-        if fleet.derived.get(whole, (None,))[0] != (keys, ready):
-            parts = [fleet.derived.get(key, no_neighbours(fleet)) for key in keys]
-            fleet.derived[whole] = (keys, ready), mend_graph(fleet.graph, parts)
-        return fleet.derived[whole][1]  # type: ignore[no-any-return]
+        # The first client of the fleet keeps the graph of all, as long as it is of the same neighbours.
+        whole, graph = f"graph with {key}", fleet.graph
+        mended: FleetGraph
+        made_of, mended = fleet.caches[0].get(whole, (None, graph))
+        if made_of is None or len(made_of) != len(parts) or any(map(is_not, made_of, parts)):
+            mended = mend_graph(graph, [part or no_neighbours(fleet) for part in parts])
+            fleet.caches[0][whole] = parts, mended
+        return mended
 
     @torch.no_grad()
     def neighbours(self, fleet: Fleet, position: int) -> tuple[Tensor, Tensor]:
@@ -316,9 +321,9 @@ def mean_at_train_nodes(fleet: Fleet, values: Tensor) -> Tensor:
     return (fleet.at_train_nodes(values) * shares).sum(1)
 
 
-def cache_key(fleet: Fleet, position: int) -> tuple[int, bool]:
-    """The key of a client's generated neighbours; those for the data it is scored on are others."""
-    return fleet.clients[position], fleet.clean is not None and fleet.graph is fleet.clean[0]
+def neighbours_key(fleet: Fleet) -> str:
+    """The key of a client's generated neighbours; those for the data it is scored on may be others."""
+    return "neighbours where it is scored" if fleet.data is fleet.scoring else "neighbours"
 
 
 def no_neighbours(fleet: Fleet) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from graft.errors import InputError
 from graft.federation.method import step
-from graft.federation.plug import Plug, aggregated, replace_aggregated, write_rows
+from graft.federation.plug import Plug, aggregated, replace_aggregated
 from graft.methods.fedtad.disclosure import disclosed, merge_disclosed
 from graft.methods.fedtad.generator import Generator, generate, pseudo_labels
 from graft.methods.fedtad.lesson import Lesson, Students, SyntheticLesson, mixing_coefficients, teacher_votes
@@ -20,16 +20,14 @@ from graft.methods.fedtad.losses import DIVERGENCES, DIVERSITIES, recognition
 from graft.methods.fedtad.reliability import class_reliability, mean_feature_norm
 from graft.methods.fedtad.synthetic_graph import Similarity, neighbour_graph, stacked_logits
 from graft.methods.fedtad.walks import BUDGET
-from graft.models.architecture import LayeredModel
 from graft.tensors.randomness import index_tensor
-from graft.tensors.trees import Tree, Weights, flatten, map_tree, select_clients, trainable
+from graft.tensors.trees import Tree, Weights, flatten, map_tree, select_clients, trainable, write_rows
 from graft.training.loop import Part, fit
 from graft.training.optimizers import Training, start_adam
 
 if TYPE_CHECKING:
-    from graft.federation.clients import Clients
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
-    from graft.federation.plug import Uploads
     from graft.federation.server import Server
     from graft.graphs.fleet_graph import FleetGraph
 
@@ -88,50 +86,48 @@ class Distillation(Plug):
             )
 
     def start_plug(self, server: Server) -> None:
-        data = data_shape(server)
         clients, device = server.clients, server.device
         state = server.state.distillation = Tree(
-            reliability=torch.zeros(clients, data.classes, device=device),
+            reliability=torch.zeros(clients, server.classes, device=device),
             norm=torch.zeros(clients, device=device),
             size=torch.zeros(clients, device=device),
-            # Read in every round, so it is not kept on a GPU.
-            heard=torch.zeros(clients, dtype=torch.bool),
+            heard=torch.zeros(clients, dtype=torch.bool, device=device),  # who has reported its reliability
         )
         if self.distil_on == "generated":
-            start = server.initial(Generator(data.features, data.classes, self.noise_width))
+            start = server.initial(Generator(server.features, server.classes, self.noise_width))
             # The training loop wants a client axis; the server is one.
             state.generator = map_tree(lambda leaf: leaf.unsqueeze(0), start)
             state.generator_optimizer = start_adam(dict(flatten(state.generator)))
         if self.student_optimizer == "persistent":
             state.student_optimizer = new_optimizer(server, aggregated(server))
 
-    def after_round(self, server: Server, clients: Clients, uploads: Uploads) -> None:
+    def after_aggregation(self, server: Server, clients: Clients, replies: Replies) -> None:
         if not self.iterations:
             return
-        self.collect_reliability(server, clients, uploads)
-        before = aggregated(server, uploads.clients)
-        students = self.students(server, before, uploads.clients)
-        reliability = server.state.distillation.reliability[index_tensor(tuple(uploads.clients), server.device)]
-        scope = self.scope(server, before, uploads.models)
+        self.collect_reliability(server, clients, replies.clients)
+        before = aggregated(server, replies.clients)
+        students = self.students(server, before, replies.clients)
+        reliability = server.state.distillation.reliability[index_tensor(tuple(replies.clients), server.device)]
+        scope = self.scope(server, before, replies.model)
         if self.distil_on == "real":
-            self.distil_on_real(server, clients, uploads.models, scope, students)
+            self.distil_on_real(server, clients, replies.model, scope, students)
         else:
-            self.distil(server, uploads.models, reliability, scope, students)
-        self.keep_optimizer(server, students.optimizer, uploads.clients)
+            self.distil(server, replies.model, reliability, scope, students)
+        self.keep_optimizer(server, students.optimizer, replies.clients)
         # Without any reliable teacher there is nothing to learn, and weight decay must not act alone.
         usable = (reliability > 0).any()
         distilled = map_tree(lambda new, old: torch.where(usable, new, old), students.weights, before)
-        replace_aggregated(server, uploads.clients, distilled)
+        replace_aggregated(server, replies.clients, distilled)
 
-    def collect_reliability(self, server: Server, clients: Clients, uploads: Uploads) -> None:
+    def collect_reliability(self, server: Server, clients: Clients, asked: list[int]) -> None:
         """Ask the clients that were never asked before how reliable they are."""
         state = server.state.distillation
-        if "heard" not in server.derived:
-            server.derived["heard"] = set(state.heard.nonzero().flatten().tolist())
-        new = [client for client in uploads.clients if client not in server.derived["heard"]]
+        if "heard" not in server.cache:  # read once, so that later rounds need not wait for the device
+            server.cache["heard"] = set(state.heard.nonzero().flatten().tolist())
+        new = [client for client in asked if client not in server.cache["heard"]]
         if not new:
             return
-        server.derived["heard"].update(new)
+        server.cache["heard"].update(new)
         replies = clients.everyone.only(new).ask(self.tell_reliability)
         reported = Tree(
             reliability=replies.reliability,
@@ -139,7 +135,8 @@ class Distillation(Plug):
             size=replies.size.float(),
             heard=torch.ones(len(new), dtype=torch.bool, device=state.heard.device),
         )
-        state.update(write_rows(Tree({name: state[name] for name in reported}), replies.clients, reported))
+        rows = index_tensor(tuple(replies.clients), server.device)
+        state.update(write_rows(Tree({name: state[name] for name in reported}), rows, reported))
 
     @step(fleet=False)
     def tell_reliability(self, fleet: Fleet) -> Tree:
@@ -175,7 +172,8 @@ class Distillation(Plug):
         state = server.state.distillation
         if self.student_optimizer == "persistent":
             personal = "models" in server.state
-            state.student_optimizer = write_rows(state.student_optimizer, clients, optimizer) if personal else optimizer
+            rows = index_tensor(tuple(clients), server.device)
+            state.student_optimizer = write_rows(state.student_optimizer, rows, optimizer) if personal else optimizer
 
     def scope(self, server: Server, students: Weights, teachers: Weights) -> Tensor:
         """Which teachers each student learns from, [students, teachers]; one row where it is the same for all."""
@@ -189,7 +187,7 @@ class Distillation(Plug):
         state = server.state.distillation
         labels = pseudo_labels(reliability.sum(0) > 0, self.pseudo_nodes)
         lesson = SyntheticLesson(
-            model=server.models[0],
+            model=server.model,
             teachers=teachers,
             votes=teacher_votes(reliability, scope, labels),
             common_votes=teacher_votes(reliability, torch.ones_like(scope[:1]), labels)[0],
@@ -209,11 +207,11 @@ class Distillation(Plug):
         self, server: Server, clients: Clients, teachers: Weights, scope: Tensor, students: Students
     ) -> None:
         """The oracle without a generator: all teachers count equally on every real node."""
-        graphs, shape = clients.everyone.ask(self.disclose), data_shape(server)
-        graph = merge_disclosed([graphs[client] for client in graphs.clients], shape.features, server.device)
+        graphs = clients.everyone.ask(self.disclose)
+        graph = merge_disclosed([graphs[client] for client in graphs.clients], server.features, server.device)
         # As large as on synthetic nodes, of which every class adds the mean of its own.
-        shares = scope / scope.sum(1, keepdim=True) * shape.classes / graph.nodes
-        lesson = Lesson(server.models[0], teachers, shares.unsqueeze(2).expand(-1, -1, graph.nodes))
+        shares = scope / scope.sum(1, keepdim=True) * server.classes / graph.nodes
+        lesson = Lesson(server.model, teachers, shares.unsqueeze(2).expand(-1, -1, graph.nodes))
         last_losses = self.train_students(lesson, students, graph, self.iterations * self.student_steps)
         server.record(distillation=last_losses.mean())
 
@@ -222,7 +220,7 @@ class Distillation(Plug):
     ) -> None:
         """Train the generator on one draw of noise; `terms` is updated with the terms of its last loss."""
 
-        def loss(parts: Tree) -> Tensor:
+        def loss(parts: Tree, _: None) -> Tensor:
             current = self.generator_terms(parts.generator, lesson, students, noise)
             terms.update(map_tree(Tensor.detach, current))
             disagreement = -current.divergence if self.adversarial else 0.0
@@ -259,7 +257,7 @@ class Distillation(Plug):
         with torch.no_grad():
             targets = stacked_logits(lesson.model, lesson.teachers, graph)
 
-        def loss(parts: Tree) -> Tensor:
+        def loss(parts: Tree, _: None) -> Tensor:
             logits = stacked_logits(lesson.model, parts.students, graph, students.random)
             return DIVERGENCES[self.distil_losses](logits, targets, lesson.votes)
 
@@ -297,11 +295,4 @@ class ReleasedDistillation(PaperDistillation):
 
 
 def new_optimizer(server: Server, students: Weights) -> Tree:
-    return start_adam(dict(flatten(trainable(students, server.models[0].frozen))))
-
-
-def data_shape(server: Server) -> LayeredModel:
-    """Any architecture of Graft's own, for its numbers of features and classes."""
-    built = server.architecture("mlp")
-    assert isinstance(built, LayeredModel)
-    return built
+    return start_adam(dict(flatten(trainable(students, server.model.frozen))))

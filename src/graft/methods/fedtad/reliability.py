@@ -10,7 +10,6 @@ from scipy.sparse import csr_array, diags_array
 from torch import Tensor
 
 from graft.methods.fedtad.walks import as_scipy, blocks, return_probabilities
-from graft.models.architecture import LayeredModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +23,7 @@ def class_reliability(method: Distillation, fleet: Fleet) -> np.ndarray:
     measures: dict[str, Callable[[], np.ndarray]] = {
         "topology": lambda: topology_reliability(method, fleet),
         "count": lambda: sum_by_class(fleet, np.ones(len(train_nodes(fleet)))),
-        "equal": lambda: np.ones(class_count(fleet)),
+        "equal": lambda: np.ones(fleet.classes),
     }
     return measures[method.reliability]()
 
@@ -90,10 +89,4 @@ def train_nodes(fleet: Fleet) -> np.ndarray:
 def sum_by_class(fleet: Fleet, values: np.ndarray) -> np.ndarray:
     """Sums over each class of one value a training node, [classes]."""
     labels = fleet.labels.classes[0].cpu().numpy()[train_nodes(fleet)]
-    return np.bincount(labels, weights=values, minlength=class_count(fleet))
-
-
-def class_count(fleet: Fleet) -> int:
-    built = fleet.architecture("mlp")
-    assert isinstance(built, LayeredModel)
-    return built.classes
+    return np.bincount(labels, weights=values, minlength=fleet.classes)

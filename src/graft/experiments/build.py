@@ -1,0 +1,91 @@
+"""From an experiment to a federation that is ready to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graft.data import datasets, federation
+from graft.data.federation import Federation
+from graft.data.graphs import Graph
+from graft.engines.memory import parse_memory
+from graft.errors import InputError
+from graft.experiments.experiment import Experiment, name_of, split_options
+from graft.federation.method import Method
+from graft.federation.setup import Setup
+from graft.federation.topologies import Topology
+from graft.methods import METHODS
+from graft.models import assign_models
+
+
+def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:
+    """Loads the data and shares it out among the clients."""
+    partition, options = split_options(experiment.partition)
+    return federation.build(
+        datasets.load(experiment.dataset if dataset is None else dataset),
+        experiment.clients,
+        partition=partition,
+        split=experiment.split,
+        features=experiment.features,
+        seed=experiment.seed,
+        perturbation=experiment.perturbation,
+        **options,
+    )
+
+
+def build_setup(experiment: Experiment, method: Method, shared: Federation, models: Any = None) -> Setup:
+    """Returns what an engine needs: a graph and an architecture a client, and the method they follow."""
+    graphs, scoring, groups = method.place(shared)
+    assigned = assign_models(
+        method.architecture or (experiment.models if models is None else models),
+        len(graphs),
+        shared.graph.features,
+        shared.graph.classes,
+        width=experiment.width,
+        dropout=experiment.dropout,
+        head=experiment.head,
+    )
+    if method.one_model and len(set(assigned)) > 1:
+        names = ", ".join(dict.fromkeys(model.name for model in assigned))
+        raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
+    check_batches(experiment.batches, method, graphs)
+    return Setup(
+        method=method,
+        name=name_of(method),
+        graphs=graphs,
+        models=list(map(method.model, assigned)),
+        training=experiment.training,
+        width=experiment.width,
+        dropout=experiment.dropout,
+        seed=experiment.seed,
+        device=experiment.torch_device(),
+        participation=experiment.participation if len(graphs) > 1 else 1.0,
+        groups=groups,
+        scoring=scoring,
+        topology=build_topology(experiment, method, len(graphs)),
+        memory=parse_memory(experiment.memory),
+        rounds=experiment.rounds,
+    )
+
+
+def check_batches(batches: int, method: Method, graphs: list[Graph]) -> None:
+    """Refuses batches that a method cannot train in, or that would leave a client with an empty one."""
+    if batches > 1 and not method.supports_batches:
+        raise InputError(f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {batches}.")
+    smallest = min(range(len(graphs)), key=lambda client: graphs[client].nodes)
+    if batches > graphs[smallest].nodes:
+        raise InputError(f"batches is {batches}, but client {smallest} has only {graphs[smallest].nodes} nodes.")
+
+
+def build_topology(experiment: Experiment, method: Method, peers: int) -> Topology | None:
+    """Returns the topology that was asked for; without one a method has its own."""
+    if not experiment.topology:
+        return None
+    if not method.takes_topology:
+        able = ", ".join(sorted(name for name, kind in METHODS.items() if kind.takes_topology))
+        raise InputError(
+            f"Method '{name_of(method)}' sends nothing between peers, so it takes no topology; these do: {able}."
+        )
+    name, options = split_options(experiment.topology)
+    topology = Topology(name, options)
+    topology.check(peers, experiment.rounds)
+    return topology

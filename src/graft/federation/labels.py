@@ -1,0 +1,120 @@
+"""Labels and masks of a fleet's nodes, and the data that a fleet trains on or is scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.data.graphs import Graph, cut
+from graft.data.partitions import partition
+from graft.graphs.fleet_graph import FleetGraph, build_fleet_graph
+from graft.graphs.node_subset import NodeSubset
+from graft.tensors.sparse import padded_size
+
+
+class TrainNodes(NamedTuple):
+    """The training nodes of each client; one with fewer than the most repeats one of its nodes with share zero."""
+
+    nodes: Tensor  # int64 [clients, most]
+    classes: Tensor  # int64 [clients, most]
+    shares: Tensor  # [clients, most]: of each in a mean over the client's training nodes
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Classes and masks of the nodes of a fleet."""
+
+    classes: Tensor  # int64 [clients, nodes]; 0 where there is no label, and then in no mask
+    masks: Tensor  # bool [clients, 3, nodes]: train, validation, test
+    groups: Tensor  # int64 [clients, nodes]: whose node it was before graphs were pooled, else 0
+    group_count: int
+    source: tuple[Labels, list[int]] | None = None  # what these were selected from, and which clients
+
+    def select(self, chosen: list[int]) -> Labels:
+        """Returns the labels of some clients."""
+        return Labels(
+            self.classes[chosen], self.masks[chosen], self.groups[chosen], self.group_count, source=(self, chosen)
+        )
+
+    @cached_property
+    def train_nodes(self) -> TrainNodes:
+        if self.source is not None:  # as many as there, so that a subset of one can be cut like the other
+            labels, chosen = self.source
+            return TrainNodes(*(values[chosen] for values in labels.train_nodes))
+        train = self.masks[:, 0]
+        counts = train.sum(1, keepdim=True)
+        most = padded_size(max(1, int(counts.max())), train.device)
+        nodes = train.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        real = torch.arange(nodes.shape[1], device=nodes.device) < counts
+        nodes = torch.where(real, nodes, nodes[:, :1])
+        return TrainNodes(nodes, self.classes.gather(1, nodes), real / counts.clamp(min=1))
+
+
+@dataclass(frozen=True, eq=False)
+class FleetData:
+    """The graphs and labels of some clients: of all their nodes, or of the nodes of a batch."""
+
+    graph: FleetGraph
+    labels: Labels
+    nodes: Tensor | None = None  # int64 [clients, nodes]: in a batch, which node of the client each one is
+    may_lack_labels: bool = False  # in a batch, whether a client may have no training node in it
+    source: tuple[FleetData, list[int]] | None = None  # what this was selected from, and which clients
+
+    def select(self, chosen: list[int]) -> FleetData:
+        """Returns the data of some clients."""
+        nodes = None if self.nodes is None else self.nodes[chosen]
+        return FleetData(
+            self.graph.select(chosen), self.labels.select(chosen), nodes, self.may_lack_labels, source=(self, chosen)
+        )
+
+    @cached_property
+    def train_subset(self) -> NodeSubset:
+        """Returns the training nodes; what was prepared for more clients is cut, not made again."""
+        nodes, _, shares = self.labels.train_nodes
+        if self.source is None:
+            return NodeSubset(self.graph, nodes, shares > 0)
+        data, chosen = self.source
+        return NodeSubset(self.graph, nodes, shares > 0, (data.train_subset, chosen))
+
+
+def build_data(graphs: Sequence[Graph], device: torch.device, groups: np.ndarray | None = None) -> FleetData:
+    """Puts the graphs and labels of some clients on a device, padded to one size."""
+    graph = build_fleet_graph(graphs, device)
+    shape = (len(graphs), graph.nodes)
+    classes = torch.zeros(shape, dtype=torch.int64)
+    masks = torch.zeros(len(graphs), 3, graph.nodes, dtype=torch.bool)
+    for client, data in enumerate(graphs):
+        classes[client, : data.nodes] = torch.from_numpy(data.y).clamp(min=0)
+        for kind, mask in enumerate((data.train, data.validation, data.test)):
+            if mask is not None:
+                masks[client, kind, : data.nodes] = torch.from_numpy(mask)
+    group_of = torch.zeros(shape, dtype=torch.int64)
+    if groups is not None:
+        group_of[0, : len(groups)] = torch.from_numpy(groups)
+    group_count = 1 if groups is None else int(groups.max()) + 1
+    return FleetData(graph, Labels(classes.to(device), masks.to(device), group_of.to(device), group_count))
+
+
+def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.device) -> list[FleetData]:
+    """Cuts each client's nodes into batches of like size with few edges between them, and drops those edges.
+
+    Cluster-GCN (Chiang et al., KDD 2019), with one cluster a step.
+    """
+    clusters = [partition(graph, count, "metis", seed) for graph in graphs]
+    parts = [cut(graph, membership) for graph, membership in zip(graphs, clusters, strict=True)]
+    batches = []
+    for batch in range(count):
+        batch_graphs = [part[batch] for part in parts]
+        data = build_data(batch_graphs, device)
+        nodes = torch.zeros(len(graphs), data.graph.nodes, dtype=torch.int64)
+        for client, membership in enumerate(clusters):
+            nodes[client, : batch_graphs[client].nodes] = torch.from_numpy(np.flatnonzero(membership == batch))
+        may_lack_labels = not all(part.train is not None and part.train.any() for part in batch_graphs)
+        batches.append(FleetData(data.graph, data.labels, nodes.to(device), may_lack_labels))
+    return batches

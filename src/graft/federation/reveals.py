@@ -1,0 +1,38 @@
+"""What a message reveals of a client's data, declared by every method field by field.
+
+The contract of methods proves each declaration: a field that is not declared must not be sent, and one that is must not
+change with data that it does not name. An audit prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DATA = ("features", "edges", "labels")  # what a client's data consist of
+
+
+@dataclass(frozen=True)
+class Reveals:
+    """One field of a message: what it is, and which of the client's data it depends on."""
+
+    what: str
+    depends_on: tuple[str, ...] = DATA
+    model: bool = False  # whether it is trained weights, of the shape of a model
+
+    def __str__(self) -> str:
+        return f"{self.what} (depends on {', '.join(self.depends_on) or 'no data but its amount'})"
+
+
+MODEL = Reveals("weights of a model trained on the client's data", model=True)
+NODE_COUNTS = Reveals("numbers of nodes, of all and in each mask", ())
+VOTE = Reveals("the client's vote in an average: a number of nodes", ())
+SCORES = Reveals("how many nodes a model classifies correctly")
+
+
+def declared(method: Any) -> dict[str, Reveals]:
+    """Returns all declarations of a method, or of its class, those of base classes included."""
+    kind = method if isinstance(method, type) else type(method)
+    tables: list[Mapping[str, Reveals]] = [vars(base).get("reveals", {}) for base in reversed(kind.__mro__)]
+    return {field: reveals for table in tables for field, reveals in table.items()}

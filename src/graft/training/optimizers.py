@@ -1,0 +1,176 @@
+"""Optimisers that work element by element, so that one serves all clients of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graft.tensors import kernels
+from graft.tensors.trees import Owners, Tree, flatten, unflatten, unsqueeze_to
+
+Flat = dict[str, Tensor]  # the leaves of a tree by their paths
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains."""
+
+    epochs: int = 3  # how often a round goes through a client's nodes
+    optimizer: Literal["adam", "sgd", "momentum"] = "adam"
+    learning_rate: float = 0.01
+    weight_decay: float = 5e-4
+    optimizer_state: Literal["persistent", "reset"] = "persistent"  # kept over rounds, or new in each
+    weight_by: Literal["nodes", "train", "uniform"] = "nodes"  # what a client's vote in an average counts
+    momentum: float = 0.9  # how much of its last step the optimiser of that name takes again
+    clip: float = 0.0  # the greatest norm that a client's gradient may have; 0 leaves it as it is
+    batches: int = 1  # how many steps an epoch takes, each on another part of the nodes; 1 is full batch
+
+    @property
+    def steps(self) -> int:
+        """Returns how many steps a round takes."""
+        return self.epochs * self.batches
+
+
+class Optimizer(NamedTuple):
+    """How an optimiser's state starts, and how it steps in place."""
+
+    start: Callable[[Flat, Tree | None, int], Tree]
+    update: Callable[[Flat, Flat, Flat, Training, Owners], None]
+
+
+def start_adam(trained: Flat, saved: Tree | None = None, clients: int | None = None) -> Tree:
+    """Returns Adam's state for some weights, as far as it was saved; a step count for every client."""
+    saved = saved or Tree()
+    any_leaf = next(iter(trained.values()))
+    shape = (clients or len(any_leaf),)
+    steps: Tensor = saved.get("steps", any_leaf.new_zeros(shape))
+    check_shape("steps", steps, shape)
+    return Tree(
+        first=saved_or_zeros(trained, saved.get("first")),
+        second=saved_or_zeros(trained, saved.get("second")),
+        steps=steps,
+    )
+
+
+def update_adam(trained: Flat, gradients: Flat, state: Flat, training: Training, owners: Owners) -> None:
+    """Adam (Kingma and Ba, ICLR 2015) with L2 weight decay, in a fused kernel."""
+    steps = state["steps"]
+    steps += 1
+    moments = [[state[f"{moment}/{path}"] for path in gradients] for moment in ("first", "second")]
+    tensors = [[trained[path] for path in gradients], list(gradients.values()), *moments]
+    if steps.is_cuda and kernels.supports_adam(tensors[0]):
+        steps_by_leaf = [owners.select(path, steps) for path in gradients]
+        for leaf in zip(steps_by_leaf, *tensors, strict=True):
+            kernels.adam(training.learning_rate, training.weight_decay, *leaf)
+        return
+    if steps.device.type == "cpu" and bool((steps == steps[0]).all()):
+        counts = [steps[0]] * len(gradients)
+    else:  # clients that missed rounds have counts of their own: each gets its own slices
+        tensors = [[row for leaf in leaves for row in leaf.unbind(0)] for leaves in tensors]
+        step_of = steps.unbind(0)
+        counts = [step_of[client] for path in gradients for client in owners(path)]
+    torch._fused_adam_(  # type: ignore[call-overload]
+        *tensors,
+        [],
+        counts,
+        lr=training.learning_rate,
+        beta1=0.9,
+        beta2=0.999,
+        weight_decay=training.weight_decay,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def start_sgd(trained: Flat, saved: Tree | None, clients: int) -> Tree:  # noqa: ARG001
+    """Returns the empty state of plain SGD."""
+    return Tree()
+
+
+def update_sgd(trained: Flat, gradients: Flat, state: Flat, training: Training, owners: Owners) -> None:  # noqa: ARG001
+    for path, gradient in gradients.items():
+        trained[path] -= training.learning_rate * (gradient + training.weight_decay * trained[path])
+
+
+def start_momentum(trained: Flat, saved: Tree | None, clients: int) -> Tree:  # noqa: ARG001
+    return Tree(velocity=saved_or_zeros(trained, (saved or Tree()).get("velocity")))
+
+
+def update_momentum(
+    trained: Flat,
+    gradients: Flat,
+    state: Flat,
+    training: Training,
+    owners: Owners,  # noqa: ARG001
+) -> None:
+    """SGD with Polyak's heavy ball (1964), in PyTorch's form."""
+    for path, gradient in gradients.items():
+        velocity = state[f"velocity/{path}"]
+        velocity.mul_(training.momentum).add_(gradient + training.weight_decay * trained[path])
+        trained[path] -= training.learning_rate * velocity
+
+
+OPTIMIZERS = {
+    "adam": Optimizer(start_adam, update_adam),
+    "sgd": Optimizer(start_sgd, update_sgd),
+    "momentum": Optimizer(start_momentum, update_momentum),
+}
+
+
+def saved_or_zeros(trained: Flat, saved: Tree | None) -> Tree:
+    """Returns a moment of every weight: the saved one, or zeros for an architecture that has not trained yet.
+
+    Fused kernels walk over raw memory, so a moment of another shape than its weight must be refused here.
+    """
+    moments = dict(flatten(saved or {}))
+    for path in moments.keys() & trained.keys():
+        check_shape(path, moments[path], trained[path].shape)
+    if saved is not None and moments.keys() == trained.keys():
+        return saved
+    return unflatten({path: moments.get(path, torch.zeros_like(leaf)) for path, leaf in trained.items()})
+
+
+def check_shape(path: str, leaf: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses optimiser state that does not belong to the weights it is to train."""
+    if tuple(leaf.shape) != tuple(shape):
+        raise ValueError(f"the optimiser's state '{path}' has the shape {tuple(leaf.shape)}, not {tuple(shape)}")
+
+
+def skip_without_gradient(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an update that leaves a client as it is, moments included, where its gradient is zero.
+
+    Without this, momentum and weight decay would still move the client, and Adam takes full steps after either.
+    """
+
+    def guarded(trained: Flat, gradients: Flat, state: Flat, training: Training, owners: Owners) -> None:
+        nonzero = {path: leaf.reshape(len(leaf), -1).any(1) for path, leaf in gradients.items()}
+        has_gradient = per_client(nonzero, owners).any(0)
+        changing = [*trained.items(), *state.items()]
+        before = [leaf.clone() for _, leaf in changing]
+        update(trained, gradients, state, training, owners)
+        for (path, leaf), old in zip(changing, before, strict=True):
+            leaf.copy_(torch.where(unsqueeze_to(owners.select(path, has_gradient), leaf), leaf, old))
+
+    return guarded
+
+
+def clip_gradients(gradients: Flat, max_norm: float, owners: Owners) -> Flat:
+    """Returns gradients whose norm, client by client and over all weights, is at most `max_norm`."""
+    squares = {path: leaf.reshape(len(leaf), -1).square().sum(1) for path, leaf in gradients.items()}
+    scale = (max_norm / (per_client(squares, owners).sum(0).sqrt() + 1e-6)).clamp(max=1)
+    return {path: leaf * unsqueeze_to(owners.select(path, scale), leaf) for path, leaf in gradients.items()}
+
+
+def per_client(values: Flat, owners: Owners) -> Tensor:
+    """Returns one number a leaf and client, [leaves, clients], zero where a client has no such leaf."""
+    ranges = {path: owners(path) for path in values}
+    rows = [
+        functional.pad(leaf, (ranges[path].start, owners.clients - ranges[path].stop)) for path, leaf in values.items()
+    ]
+    return torch.stack(rows)
