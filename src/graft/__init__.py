@@ -1,25 +1,172 @@
-"""Graft: graph federated training."""
+"""Graft: graph federated training. docs/api.md lists every public name."""
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from graft.experiments.run import Result, resume, run
+    from graft.data import DATASETS
+    from graft.data.datasets import load
+    from graft.data.federation import Federation
+    from graft.data.graphs import Graph, make_graph
+    from graft.errors import GraftError, InputError, MemoryWarning, RunError
+    from graft.experiments.build import build_federation, build_setup
+    from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
+    from graft.experiments.result import Result
+    from graft.experiments.run import resume, run
+    from graft.federation.clients import Clients, Replies
+    from graft.federation.fleet import Fleet
     from graft.federation.method import Method, step
+    from graft.federation.peers import PeerMethod, Peers, mix_models
+    from graft.federation.plug import Plug
+    from graft.federation.reveals import Reveals
+    from graft.federation.server import Server
+    from graft.federation.session import Session
+    from graft.federation.topologies import Topology
+    from graft.graphs.fleet_graph import FleetGraph
+    from graft.methods import METHODS, PLUGS
+    from graft.models import FAMILIES, MODELS
+    from graft.models.architecture import (
+        LayeredModel,
+        Model,
+        Output,
+        add_bias,
+        glorot,
+        linear,
+        project,
+        propagate,
+        start_linear,
+    )
+    from graft.models.build import build_model
+    from graft.tensors.randomness import Stream
+    from graft.tensors.trees import (
+        Tree,
+        Weights,
+        broadcast_tree,
+        count_bytes,
+        flatten,
+        map_tree,
+        select_clients,
+        squared_distance,
+        stack,
+        unflatten,
+        weighted_mean,
+    )
+    from graft.training.losses import divergence, log_softmax, mean_over
+    from graft.training.optimizers import Training
 
-__all__ = ["Method", "Result", "__version__", "resume", "run", "step"]
-
-_PLACES = {"run": "experiments.run", "resume": "experiments.run", "Result": "experiments.run"} | {
-    "Method": "federation.method",
-    "step": "federation.method",
+# Where the public names are; they are imported when they are first used, so that help need not wait for PyTorch.
+_MODULES = {
+    "data": ("DATASETS",),
+    "data.datasets": ("load",),
+    "data.federation": ("Federation",),
+    "data.graphs": ("Graph", "make_graph"),
+    "errors": ("GraftError", "InputError", "MemoryWarning", "RunError"),
+    "experiments.build": ("build_federation", "build_setup"),
+    "experiments.experiment": ("Experiment", "ExperimentSettings", "make_experiment"),
+    "experiments.result": ("Result",),
+    "experiments.run": ("resume", "run"),
+    "federation.clients": ("Clients", "Replies"),
+    "federation.fleet": ("Fleet",),
+    "federation.method": ("Method", "step"),
+    "federation.peers": ("PeerMethod", "Peers", "mix_models"),
+    "federation.plug": ("Plug",),
+    "federation.reveals": ("Reveals",),
+    "federation.server": ("Server",),
+    "federation.session": ("Session",),
+    "federation.topologies": ("Topology",),
+    "graphs.fleet_graph": ("FleetGraph",),
+    "methods": ("METHODS", "PLUGS"),
+    "models": ("FAMILIES", "MODELS"),
+    "models.architecture": (
+        *("LayeredModel", "Model", "Output"),
+        *("add_bias", "glorot", "linear", "project", "propagate", "start_linear"),
+    ),
+    "models.build": ("build_model",),
+    "tensors.randomness": ("Stream",),
+    "tensors.trees": (
+        *("Tree", "Weights", "broadcast_tree", "count_bytes", "flatten", "map_tree", "select_clients"),
+        *("squared_distance", "stack", "unflatten", "weighted_mean"),
+    ),
+    "training.losses": ("divergence", "log_softmax", "mean_over"),
+    "training.optimizers": ("Training",),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "DATASETS",
+    "FAMILIES",
+    "METHODS",
+    "MODELS",
+    "PLUGS",
+    "Clients",
+    "Experiment",
+    "ExperimentSettings",
+    "Federation",
+    "Fleet",
+    "FleetGraph",
+    "GraftError",
+    "Graph",
+    "InputError",
+    "LayeredModel",
+    "MemoryWarning",
+    "Method",
+    "Model",
+    "Output",
+    "PeerMethod",
+    "Peers",
+    "Plug",
+    "Replies",
+    "Result",
+    "Reveals",
+    "RunError",
+    "Server",
+    "Session",
+    "Stream",
+    "Topology",
+    "Training",
+    "Tree",
+    "Weights",
+    "__version__",
+    "add_bias",
+    "broadcast_tree",
+    "build_federation",
+    "build_model",
+    "build_setup",
+    "count_bytes",
+    "divergence",
+    "flatten",
+    "glorot",
+    "linear",
+    "load",
+    "log_softmax",
+    "make_experiment",
+    "make_graph",
+    "map_tree",
+    "mean_over",
+    "mix_models",
+    "project",
+    "propagate",
+    "resume",
+    "run",
+    "select_clients",
+    "squared_distance",
+    "stack",
+    "start_linear",
+    "step",
+    "unflatten",
+    "weighted_mean",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when they are first used, so that `graft --help` need not wait for PyTorch."""
-    if name not in _PLACES:
+    """Import a public name when it is first used."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'graft' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(f"graft.{_PLACES[name]}"), name)
+    return getattr(import_module(f"graft.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

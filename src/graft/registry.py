@@ -74,6 +74,9 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         self.base = base  # "module:class" that entries must inherit from; without one they must be callable
         self.added: dict[str, Entry] = {}
 
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__  # comparing two tables entry by entry would import them all
+
     @cached_property
     def entry_points(self) -> dict[str, EntryPoint]:
         """What installed packages add; a name of the table itself keeps its meaning."""
@@ -164,6 +167,13 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
                 return name
         path = file_of_module(entry.__module__)
         return self._own_label(entry.__name__, path.stem if path else entry.__module__)
+
+    def spell(self, entry: Any) -> str:
+        """The name that a class or function can be imported by again, or else its short name."""
+        label, module, name = self.label_of(entry), entry.__module__, entry.__qualname__
+        if label in self or module == "__main__" or getattr(sys.modules.get(module), name, None) is not entry:
+            return label
+        return f"{file_of_module(module) or module}:{name}"
 
     def _own_label(self, attribute: str, where: str) -> str:
         label = attribute.lower()

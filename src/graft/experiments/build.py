@@ -7,7 +7,7 @@ from typing import Any
 from graft.data import datasets, federation
 from graft.data.federation import Federation
 from graft.data.graphs import Graph
-from graft.engines.memory import parse_memory
+from graft.engines.amounts import parse_memory
 from graft.errors import InputError
 from graft.experiments.experiment import Experiment, name_of, split_options
 from graft.federation.method import Method
@@ -43,6 +43,7 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
         width=experiment.width,
         dropout=experiment.dropout,
         head=experiment.head,
+        seed=experiment.seed,
     )
     if method.one_model and len(set(assigned)) > 1:
         names = ", ".join(dict.fromkeys(model.name for model in assigned))
@@ -81,7 +82,7 @@ def build_topology(experiment: Experiment, method: Method, peers: int) -> Topolo
     if not experiment.topology:
         return None
     if not method.takes_topology:
-        able = ", ".join(sorted(name for name, kind in METHODS.items() if kind.takes_topology))
+        able = ", ".join(METHODS.matching(lambda kind: kind.takes_topology))
         raise InputError(
             f"Method '{name_of(method)}' sends nothing between peers, so it takes no topology; these do: {able}."
         )

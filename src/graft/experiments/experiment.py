@@ -219,6 +219,11 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
     return resolved(validated(Experiment, {**defaults, **values}, "an experiment"))
 
 
+def draft_experiment(values: Mapping[str, Any]) -> Experiment:
+    """The experiment of those values without what its method sets: good for checks, before PyTorch is imported."""
+    return validated(Experiment, values, "an experiment")
+
+
 def resolved(experiment: Experiment) -> Experiment:
     """The experiment with every reference to a file of your own as an absolute path."""
     models = experiment.models
@@ -298,11 +303,6 @@ def plugged_kind(host: type[Method], plug: str) -> type[Method]:
 def add_plug(method: Method, plug: str, settings: Mapping[str, Any]) -> Method:
     """A method that is there already, with a plug of those settings."""
     kind = plugged_kind(type(method), plug)
-    twice = sorted({entry.name for entry in fields(method)} & set(settings))
-    if twice:
-        raise InputError(
-            f"settings has {twice[0]}, a field of the {type(method).__name__} that was given: set it there."
-        )
     return validated(kind, {**asdict(method), **settings}, f"{type(method).__name__} with plug '{plug}'")
 
 

@@ -1,0 +1,53 @@
+"""The `graft` command and its subcommands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graft import __version__
+from graft.cli.check_method import check_method
+from graft.cli.console import guarded, say
+from graft.cli.listing import list_names
+from graft.cli.partition import partition
+from graft.cli.report import report
+from graft.cli.reproduce import reproduce
+from graft.cli.run import resume, run
+
+app = typer.Typer(
+    help="Federated training of graph neural networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"graft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """Federated training of graph neural networks."""
+
+
+for command in (run, resume, report, partition, reproduce):
+    app.command()(guarded(command))
+app.command("list")(guarded(list_names))
+app.command("check-method")(guarded(check_method))
+
+
+def main() -> None:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # for `--method package.module:MyMethod`; at the end, so that nothing is hidden
+    app()

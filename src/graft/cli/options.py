@@ -1,0 +1,51 @@
+"""The options of `graft run`: one for every field of an experiment."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Annotated, Any, Optional, TypeVar, get_args, get_type_hints
+
+import typer
+from typing_extensions import Doc
+
+from graft.experiments.experiment import GROUPS, Experiment
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_experiment_options(command: Command) -> Command:
+    """Give a command that takes `**flags` an option for every field of an experiment, in its groups."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [entry for entry in signature.parameters.values() if entry.kind != entry.VAR_KEYWORD]
+    position = 1 + [entry.name for entry in own].index("file")
+    parameters = [*own[:position], *experiment_options(), *own[position:]]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def experiment_options() -> list[inspect.Parameter]:
+    """A parameter with its type, help and group for every field; None says that the option was not given."""
+    hints = get_type_hints(Experiment, include_extras=True)
+    options, group = [], ""
+    for field in fields(Experiment):
+        group = GROUPS.get(field.name, group)
+        if field.name != "settings":  # these are set one by one, with --set
+            option = typer.Option(help=help_of(field, hints[field.name]), rich_help_panel=group)
+            annotation = Annotated[Optional[type_of(field)], option]  # noqa: UP045  (Typer reads it at run time)
+            options.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
+    return options
+
+
+def help_of(field: Field[Any], annotation: Any) -> str:
+    """The documentation in an annotation, and the default."""
+    text: str = next(note.documentation for note in get_args(annotation) if isinstance(note, Doc))
+    return f"{text} ({field.default})" if field.default != "" else text
+
+
+def type_of(field: Field[Any]) -> type:
+    """A number or a text, as its default is."""
+    return type(field.default)

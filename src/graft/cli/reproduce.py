@@ -1,0 +1,106 @@
+"""`graft reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from graft.cli.console import Number, Text, complain, say, split_names, whole_numbers
+from graft.cli.progress import study_progress
+from graft.errors import InputError
+
+if TYPE_CHECKING:
+    from graft.experiments.reproduce import Plan
+
+
+def reproduce(
+    name: Annotated[Text, typer.Argument(help="A study; without a name, the list of them.")] = None,
+    datasets: Annotated[Text, typer.Option(help="Only these datasets of the study, as cora,cs.")] = None,
+    clients: Annotated[Text, typer.Option(help="Only these numbers of clients, as 5,10.")] = None,
+    methods: Annotated[Text, typer.Option(help="Only these rows, as local,fedgkc.")] = None,
+    seeds: Annotated[str, typer.Option(help="How many seeds, as 5, or which, as 0,3.")] = "5",
+    rounds: Annotated[Number, typer.Option(help="Rounds of every run.")] = None,
+    jobs: Annotated[Number, typer.Option(help="Worker processes; a core each, or 6 on a GPU, if not given.")] = None,
+    device: Annotated[Text, typer.Option(help="auto, cpu or cuda.")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Where it goes; reproductions/NAME if not given.")] = None,  # noqa: UP045
+    no_run: Annotated[bool, typer.Option("--no-run", help="Only write the tables of what is finished.")] = False,
+) -> None:
+    """Run a published study and write its table with our numbers beside the paper's; run it again to go on."""
+    if name is None:
+        for study, meaning in study_meanings().items():
+            say(f"{study:26} {meaning}")
+        return
+    numbers = whole_numbers("--clients", clients)
+    from graft.experiments.studies import PORTRAITS
+
+    if name in PORTRAITS:
+        draw_portrait(name, out, split_names(datasets), numbers)
+        return
+    from graft.experiments.reproduce import make_plan, parse_seeds
+
+    plan = make_plan(
+        name,
+        out,
+        datasets=split_names(datasets),
+        clients=numbers,
+        methods=split_names(methods),
+        seeds=parse_seeds(seeds),
+        rounds=rounds,
+        device=device,
+    )
+    run_study(plan, name, jobs, no_run)
+
+
+def run_study(plan: Plan, name: str, jobs: int | None, no_run: bool) -> None:
+    """Run what is not finished yet, write the tables, and say what failed."""
+    from graft.experiments.reports.tables import StudyTable
+    from graft.experiments.reproduce import Outcome
+    from graft.experiments.reproduce import reproduce as run_plan
+
+    outcome = Outcome()
+    if no_run:
+        if not plan.out.is_dir():
+            raise InputError(f"There is nothing in {plan.out} to make tables of.")
+    else:
+        with study_progress(name) as tell:
+            outcome = run_plan(plan, jobs, tell)
+    table = StudyTable(plan)
+    files = table.write()
+    failures = {**table.failures(), **outcome.failures}
+    for cell, reason in failures.items():
+        complain(f"failed: {cell}: {reason}")
+    done = f"{table.done()} of {len(plan.cells)} runs are done"
+    if outcome.skipped:
+        done += f", {outcome.skipped} of them before this call"
+    say(f"{done}. Written: {', '.join(map(str, files))}")
+    if outcome.stopped:
+        say("Stopped; the same command goes on from here.")
+    if outcome.stopped or failures:
+        raise typer.Exit(1)
+
+
+def study_meanings() -> dict[str, str]:
+    """All studies and portraits, with what each is about."""
+    from graft.experiments.studies import PORTRAITS, STUDIES
+
+    return {name: entry.meaning for table in (STUDIES, PORTRAITS) for name, entry in table.items()}
+
+
+def draw_portrait(name: str, out: Path | None, datasets: list[str] | None, clients: list[int] | None) -> None:
+    """Draw the figures of a study that runs nothing."""
+    from graft.experiments.reports.portraits import write_portrait
+    from graft.experiments.reproduce import choose
+    from graft.experiments.studies import PORTRAITS
+
+    portrait = PORTRAITS[name]
+    files = write_portrait(
+        portrait,
+        name,
+        out or Path("reproductions") / name,
+        choose("dataset", datasets, portrait.datasets, portrait.datasets, name),
+        choose("number of clients", clients, portrait.clients, portrait.clients, name),
+        say,
+    )
+    say(f"Written: {', '.join(map(str, files))}")

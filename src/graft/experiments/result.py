@@ -1,0 +1,60 @@
+"""What a run found out, and how it looks in a console and in a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from graft.files import printable
+from graft.tensors.trees import Tree
+
+SHOWN = 50  # clients in the table of a notebook
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run found out; `summary` is what result.json holds."""
+
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    server: Tree  # state after the last round
+    clients: dict[int, Tree]  # state after the last round, every client's own model among it
+    finished: bool = True  # False when Ctrl-C ended the run before its time
+
+    @property
+    def accuracy(self) -> dict[str, Any]:
+        """The test and validation accuracies of the best round."""
+        accuracy: dict[str, Any] = self.summary["accuracy"]
+        return accuracy
+
+    def __repr__(self) -> str:
+        return f"Result({printable(', '.join(self._headline()))})"
+
+    def _repr_html_(self) -> str:
+        """A headline and a table of the clients, for notebooks."""
+        rows = self.summary["per_client"]
+        names = ("client", "model", "nodes", "edges", "validation", "test")
+        head = "".join(f"<th>{name}</th>" for name in names)
+        cells = ("".join(f"<td>{escape(shown(row[name]))}</td>" for name in names) for row in rows[:SHOWN])
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        more = f"<p>and {len(rows) - SHOWN} more clients</p>" if len(rows) > SHOWN else ""
+        headline = escape(printable(", ".join(self._headline())))
+        return f"<p>{headline}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+    def _headline(self) -> list[str]:
+        summary, test = self.summary, self.accuracy["test"]
+        scored = "not scored" if test is None else f"test accuracy {100 * test:.1f} %"
+        return [
+            f"{summary['method']} on {summary['dataset']}",
+            f"{summary['clients']} clients",
+            f"{scored} at round {summary['best_round']} of {summary['rounds']}",
+            *([] if self.finished else ["stopped before its end"]),
+        ]
+
+
+def shown(value: Any) -> str:
+    """A cell of the table: accuracies as percent."""
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f} %" if isinstance(value, float) else printable(value)
