@@ -359,11 +359,11 @@ def test_results_on_other_data_are_not_averaged():
 
 def test_studies_build_the_data_anew_for_another_perturbation():
     from graft.experiments.experiment import Experiment, make_experiment
-    from graft.experiments.reproduce import DATA_FIELDS, federation_of
+    from graft.experiments.reproduce import DATA_FIELDS, cached_federation
 
     assert set(perturbations.FIELDS) < set(DATA_FIELDS)
     known = {}
-    first, second = (federation_of(make_experiment({**SMALL, "edge_noise": share}), known) for share in (0.1, 0.2))
+    first, second = (cached_federation(make_experiment({**SMALL, "edge_noise": share}), known) for share in (0.1, 0.2))
     assert first.hash != second.hash
     assert {name: getattr(Experiment(), name) for name in perturbations.FIELDS} == vars(Perturbation())
 

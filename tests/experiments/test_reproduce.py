@@ -12,7 +12,7 @@ from graft.cli import app
 from graft.experiments import reproduce
 from graft.experiments.experiment import make_experiment, make_method
 from graft.experiments.reports.tables import StudyTable
-from graft.experiments.reproduce import make_plan, parse_seeds, share_out
+from graft.experiments.reproduce import make_plan, parse_seeds, group_cells
 from graft.experiments.studies import PORTRAITS, STUDIES, fedgkc
 from graft.experiments.studies.study import Number, Study, Variant, numbers
 
@@ -161,7 +161,7 @@ def test_data_that_cannot_be_loaded_is_tried_once_a_group(monkeypatch):
         tries.append(name)
         raise reproduce.InputError("The disk is on fire.")
 
-    monkeypatch.setattr(reproduce, "graph_of", fail)
+    monkeypatch.setattr(reproduce, "load_graph", fail)
     outcome, _ = play(tiny_plan())
     assert len(tries) == 4
     assert set(outcome.failures.values()) == {"The disk is on fire."}
@@ -299,7 +299,7 @@ def test_a_folder_of_something_else_and_one_in_use_are_refused(tiny):
     refused(call("tiny", "--out", "thesis"), "something else")
     assert (tiny / "thesis" / "table.md").read_text() == "years of work"
     (tiny / "busy" / "runs").mkdir(parents=True)
-    with reproduce.alone(tiny / "busy"):
+    with reproduce.exclusive(tiny / "busy"):
         refused(call("tiny", "--out", "busy"), "Another")
 
 
@@ -317,11 +317,11 @@ def test_seeds_are_a_number_or_a_list():
 
 def test_cells_on_the_same_data_stay_together_unless_workers_would_idle():
     cells = tiny_plan().cells
-    assert [len(chunk) for chunk in share_out(cells, 1)] == [3] * 4
-    assert [len(chunk) for chunk in share_out(cells, 2)] == [3] * 4
-    assert len(share_out(cells, 4)) == 8
-    assert len(share_out(cells, 100)) == 12
-    assert share_out([], 4) == []
+    assert [len(chunk) for chunk in group_cells(cells, 1)] == [3] * 4
+    assert [len(chunk) for chunk in group_cells(cells, 2)] == [3] * 4
+    assert len(group_cells(cells, 4)) == 8
+    assert len(group_cells(cells, 100)) == 12
+    assert group_cells([], 4) == []
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "tiny"])

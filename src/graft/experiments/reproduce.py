@@ -1,4 +1,4 @@
-"""Run a published study as a grid of experiments: in parallel, cell by cell on disk, and on from where it stopped."""
+"""Run a published study as a grid of experiments: in parallel, cell by cell on disk, resumed where it stopped."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from graft.data.graphs import Graph
 from graft.data.perturbations import FIELDS as PERTURBATION
 from graft.engines.threads import cores
 from graft.errors import GraftError, InputError
-from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
 from graft.experiments.build import build_federation
-from graft.experiments.run import Given, Result, run_experiment
+from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
+from graft.experiments.given import Given
+from graft.experiments.result import Result
+from graft.experiments.run import run_experiment
 from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Study
 from graft.files import write_text
@@ -40,7 +42,7 @@ GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves m
 NOT_COMPARED = ("device", "threads", "checkpoint_every")  # fields that say how a cell is computed, not what
 DATA_FIELDS = ("dataset", "clients", "partition", "split", "features", "seed", *PERTURBATION)  # what data depend on
 
-Report = Callable[[dict[str, Any]], None]  # told of every cell that is done: its key, accuracy or error, and seconds
+Report = Callable[[dict[str, Any]], None]  # called with every cell that is done: its path, accuracy or error, time
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Cell:
         """What is stored for exactly this experiment: a result, a failure, or nothing."""
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
-            same = compared(filled(stored["experiment"])) == compared(self.experiment)
+            same = comparable(with_defaults(stored["experiment"])) == comparable(self.experiment)
             usable = "error" in stored or ("partition" in stored and "test" in stored["summary"]["accuracy"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -117,34 +119,34 @@ def make_plan(
     rounds: int | None = None,
     device: str | None = None,
 ) -> Plan:
-    """Check what was asked for, down to every single experiment, before anything runs."""
+    """The plan of a study or a part of it, every experiment of it checked before anything runs."""
     study = find_study(name)
-    place = Path(out) if out is not None else Path("reproductions") / name
+    folder = Path(out) if out is not None else Path("reproductions") / name
     chosen_datasets = choose("dataset", datasets, study.datasets, (*study.datasets, *study.on_request), name)
     chosen_clients = choose("number of clients", clients, study.clients, study.clients, name)
     chosen_rows = choose("method", methods, tuple(study.rows), tuple(study.rows), name)
     if not seeds:
         raise InputError("A study needs at least one seed.")
     extra = {key: value for key, value in (("rounds", rounds), ("device", device)) if value is not None}
-    cells, where = [], ""
+    seeds = tuple(dict.fromkeys(seeds))
+    cells, device_type = [], ""
     for dataset in chosen_datasets:
         for count in chosen_clients:
-            for seed in dict.fromkeys(seeds):
+            for seed in seeds:
                 for row in chosen_rows:
                     experiment = make_experiment({**study.values(row, dataset, count, seed), **extra})
-                    where = experiment.torch_device().type
+                    device_type = experiment.torch_device().type
                     values = asdict(experiment)
                     values["settings"] = asdict(make_method(experiment.method, experiment.settings, experiment.plug))
-                    path = place / "runs" / f"{plain(dataset)}-{count}" / f"{plain(row)}-{seed}.json"
+                    path = folder / "runs" / f"{file_name(dataset)}-{count}" / f"{file_name(row)}-{seed}.json"
                     cells.append(Cell(row, dataset, count, seed, values, path))
-    kept = tuple(dict.fromkeys(seeds))
-    return Plan(name, study, chosen_datasets, chosen_clients, chosen_rows, kept, place, cells, where)
+    return Plan(name, study, chosen_datasets, chosen_clients, chosen_rows, seeds, folder, cells, device_type)
 
 
 def find_study(name: str) -> Study:
     if name not in STUDIES:
-        known = [*STUDIES, *PORTRAITS]
-        raise InputError(f"There is no study '{name}'{close_to(name, known)}: there are {', '.join(known)}.")
+        names = [*STUDIES, *PORTRAITS]
+        raise InputError(f"There is no study '{name}'{close_to(name, names)}: there are {', '.join(names)}.")
     return STUDIES[name]
 
 
@@ -152,11 +154,11 @@ Item = TypeVar("Item", str, int)
 
 
 def choose(
-    what: str, asked: Sequence[Item] | None, usual: tuple[Item, ...], possible: tuple[Item, ...], name: str
+    what: str, asked: Sequence[Item] | None, default: tuple[Item, ...], possible: tuple[Item, ...], name: str
 ) -> tuple[Item, ...]:
-    """What was asked for, in the order of the study."""
+    """The items that were asked for, in the order of the study, or its default."""
     if asked is None:
-        return usual
+        return default
     for item in asked:
         if item not in possible:
             raise InputError(f"Study '{name}' has no {what} '{item}': it has {', '.join(map(str, possible))}.")
@@ -166,30 +168,30 @@ def choose(
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """'5' means the seeds 0 to 4; a list such as '0,3' or '7,' means these."""
+    """The seeds of a text: '5' means 0 to 4; a list such as '0,3' or '7,' means these."""
     parts = [part.strip() for part in text.split(",")]
     try:
-        chosen = [int(part) for part in parts if part]
+        numbers = [int(part) for part in parts if part]
     except ValueError:
         raise InputError(f"--seeds is '{text}'; it should be a number, as 5, or a list, as 0,1,7.") from None
-    seeds = tuple(range(chosen[0])) if len(parts) == 1 and chosen else tuple(chosen)
+    seeds = tuple(range(numbers[0])) if len(parts) == 1 and numbers else tuple(numbers)
     if not seeds or min(seeds) < 0:
         raise InputError(f"--seeds is '{text}'; a study needs at least one seed, and none below 0.")
     return seeds
 
 
-def plain(text: str) -> str:
-    """A name that every file system takes."""
+def file_name(text: str) -> str:
+    """A text as a file name that every file system accepts."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "_", text)
 
 
-def compared(experiment: Mapping[str, Any]) -> Any:
-    """The part of a description that decides a result, as JSON would give it back."""
+def comparable(experiment: Mapping[str, Any]) -> Any:
+    """The fields of an experiment that decide its result, as JSON would give them back."""
     return json.loads(json.dumps({key: value for key, value in experiment.items() if key not in NOT_COMPARED}))
 
 
-def filled(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored description with the defaults of fields that are younger than it."""
+def with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored experiment with the defaults of fields that were added since."""
     method = METHODS[experiment["method"]]
     return {**asdict(Experiment()), **experiment, "settings": {**asdict(method()), **experiment["settings"]}}
 
@@ -207,39 +209,39 @@ def reproduce(plan: Plan, jobs: int | None = None, report: Report | None = None)
         (plan.out / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{plan.out} cannot be written to: {error.strerror}.") from error
-    with alone(plan.out):
+    with exclusive(plan.out):
         missing = [cell for cell in plan.cells if not cell.done]
         names = {str(cell.path): cell.name for cell in missing}
         failures: dict[str, str] = {}
-        told: set[str] = set()
+        finished: set[str] = set()
 
-        def hear(message: dict[str, Any]) -> None:
-            told.add(message["path"])
+        def receive(message: dict[str, Any]) -> None:
+            finished.add(message["path"])
             if "error" in message:
                 failures[names[message["path"]]] = message["error"]
             if report is not None:
-                report({"cell": names[message["path"]], "total": len(missing), "done": len(told), **message})
+                report({"cell": names[message["path"]], "total": len(missing), "done": len(finished), **message})
 
-        wanted = jobs or default_jobs(plan.device)
-        chunks = share_out(missing, wanted)
+        workers = jobs or default_jobs(plan.device)
+        chunks = group_cells(missing, workers)
         stopped = False
         try:
-            if wanted == 1 or len(chunks) < 2:
+            if workers == 1 or len(chunks) < 2:
                 for chunk in chunks:
-                    run_cells(chunk, hear)
+                    run_cells(chunk, receive)
             else:
-                run_in_pool(chunks, min(wanted, len(chunks)), hear)
+                run_in_pool(chunks, min(workers, len(chunks)), receive)
         except KeyboardInterrupt:
             stopped = True
         except BrokenProcessPool:
-            lost = [cell for cell in missing if str(cell.path) not in told and not cell.done]
+            lost = [cell for cell in missing if str(cell.path) not in finished and not cell.done]
             failures |= {cell.name: "Not run: a worker process died, perhaps for want of memory." for cell in lost}
-        return Outcome(len(told), len(plan.cells) - len(missing), stopped, failures)
+        return Outcome(len(finished), len(plan.cells) - len(missing), stopped, failures)
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """One process at a time works in a folder; the lock goes when the process does."""
+def exclusive(out: Path) -> Iterator[None]:
+    """Lock a folder for one process at a time; the lock ends with the process."""
     lock = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,19 +260,22 @@ def default_jobs(device: str) -> int:
     return GPU_JOBS if device == "cuda" else cores()
 
 
-def share_out(cells: Sequence[Cell], jobs: int) -> list[list[dict[str, Any]]]:
-    """Cells of one (dataset, clients, seed) stay together, so that data is loaded once, unless workers would idle."""
+def group_cells(cells: Sequence[Cell], jobs: int) -> list[list[dict[str, Any]]]:
+    """Chunks of cells for the workers: those of one (dataset, clients, seed) stay together unless workers would idle.
+
+    Their data is then loaded once.
+    """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for cell in cells:
         order = {"path": str(cell.path), "experiment": cell.experiment}
         groups.setdefault((cell.dataset, cell.clients, cell.seed), []).append(order)
     pieces = 1 if jobs == 1 or not groups else math.ceil(2 * jobs / len(groups))
-    return [part for group in groups.values() for first in range(pieces) if (part := group[first::pieces])]
+    return [chunk for group in groups.values() for start in range(pieces) if (chunk := group[start::pieces])]
 
 
 def run_cells(orders: Sequence[dict[str, Any]], report: Report, stop: Callable[[], bool] = lambda: False) -> None:
     """Run cells one after the other and write each result whole or not at all."""
-    known: dict[tuple[Any, ...], Federation | Exception] = {}
+    federations: Federations = {}
 
     def check(record: dict[str, Any]) -> None:  # noqa: ARG001
         if stop():
@@ -278,29 +283,29 @@ def run_cells(orders: Sequence[dict[str, Any]], report: Report, stop: Callable[[
 
     for order in orders:
         check({})
-        begun = time.perf_counter()
+        start = time.perf_counter()
         message: dict[str, Any] = {"path": order["path"]}
         stored: dict[str, Any] = {"experiment": order["experiment"]}
         try:
             experiment = make_experiment(order["experiment"])
-            shared = federation_of(experiment, known)
+            federation = cached_federation(experiment, federations)
             if experiment.torch_device().type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            result = run_experiment(experiment, progress=check, given=Given(federation=shared))
+            result = run_experiment(experiment, progress=check, given=Given(federation=federation))
             if not result.finished:
                 raise KeyboardInterrupt
-            stored |= {"partition": shared.hash, "summary": result.summary, "curve": curve_of(result)}
+            stored |= {"partition": federation.hash, "summary": result.summary, "curve": accuracy_curve(result)}
             message["test"] = result.accuracy["test"]
         except Exception as error:  # whatever it is, the other cells can still run
-            stored["error"] = message["error"] = sentence(error)
+            stored["error"] = message["error"] = one_line(error)
         path = Path(order["path"])
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(stored, indent=1) + "\n")
-        report({**message, "seconds": time.perf_counter() - begun})
+        report({**message, "seconds": time.perf_counter() - start})
 
 
-def curve_of(result: Result) -> dict[str, list[float]]:
-    """Test accuracy as the rounds go by, for a picture; nothing is chosen by it."""
+def accuracy_curve(result: Result) -> dict[str, list[float]]:
+    """Test accuracy by round, for a figure; nothing is selected by it."""
     scored = [record for record in result.rounds if record.get("test") is not None]
     return {
         "round": [record["round"] for record in scored],
@@ -308,27 +313,30 @@ def curve_of(result: Result) -> dict[str, list[float]]:
     }
 
 
-def federation_of(experiment: Experiment, known: dict[tuple[Any, ...], Federation | Exception]) -> Federation:
-    """The federation of an experiment, built once for all that share it; so is the reason why it cannot be built."""
+Federations = dict[tuple[Any, ...], Federation | Exception]  # of the latest data, or why they cannot be built
+
+
+def cached_federation(experiment: Experiment, federations: Federations) -> Federation:
+    """The federation of an experiment, built once for all that share it; the error, where it cannot be built."""
     key = tuple(getattr(experiment, name) for name in DATA_FIELDS)
-    if key not in known:
-        known.clear()
+    if key not in federations:
+        federations.clear()
         try:
-            known[key] = build_federation(experiment, graph_of(experiment.dataset))
+            federations[key] = build_federation(experiment, load_graph(experiment.dataset))
         except Exception as error:
-            known[key] = error
-    found = known[key]
-    if isinstance(found, Exception):
-        raise found
-    return found
+            federations[key] = error
+    federation = federations[key]
+    if isinstance(federation, Exception):
+        raise federation
+    return federation
 
 
 @lru_cache(maxsize=1)
-def graph_of(dataset: str) -> Graph:
+def load_graph(dataset: str) -> Graph:
     return datasets.load(dataset)
 
 
-def sentence(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error in one line."""
     text = " ".join(str(error).split()) or "no reason given"
     return text if isinstance(error, GraftError) else f"{type(error).__name__}: {text[:300]}"
@@ -344,9 +352,9 @@ def run_in_pool(chunks: Sequence[list[dict[str, Any]]], jobs: int, report: Repor
     threads = max(1, cores() // jobs)
     with ProcessPoolExecutor(jobs, context, prepare_worker, (stop, reports, threads)) as pool:
         try:
-            waiting = {pool.submit(work, chunk) for chunk in chunks}
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+            pending = {pool.submit(run_chunk, chunk) for chunk in chunks}
+            while pending:
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 while not reports.empty():
                     report(reports.get())
                 for future in done:
@@ -364,18 +372,18 @@ def prepare_worker(stop: Any, reports: Any, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells when to stop
     torch.set_num_threads(threads)
     WORKER.update(stop=stop, reports=reports)
-    threading.Thread(target=follow_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def follow_parent() -> None:
-    """A worker whose parent was killed has nobody to work for."""
+def exit_with_parent() -> None:
+    """End a worker whose parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def work(chunk: list[dict[str, Any]]) -> None:
+def run_chunk(chunk: list[dict[str, Any]]) -> None:
     try:
         run_cells(chunk, WORKER["reports"].put, WORKER["stop"].is_set)
     except KeyboardInterrupt:
