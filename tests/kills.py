@@ -80,7 +80,7 @@ def outcome_of(place: Path, settings: dict, expected: str) -> str:
         if "holds no experiment.toml" in str(error):  # then nothing is lost, and the same command may be given again
             again = essence(graft.run("fedprox", out=place, **settings))
             return "not begun" if again == expected else "differs"
-        if "has run all its" in str(error):
+        if "is a finished run" in str(error):
             RunDirectory(place).read_record()
             return "finished"
         return f"refused: {error}"

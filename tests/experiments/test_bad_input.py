@@ -183,13 +183,14 @@ def test_a_damaged_or_missing_checkpoint_is_refused(elsewhere):
     with pytest.raises(RuntimeError, match="stop"):
         graft.run("fedavg", out="run", progress=crash, **settings)
     checkpoint = elsewhere / "run" / "checkpoint"
-    good = (checkpoint / "state.safetensors").read_bytes()
-    for bad in (good[: len(good) // 2], b"\x80\x04pickle", b""):
-        (checkpoint / "state.safetensors").write_bytes(bad)
+    tensors = next(checkpoint.glob("state*.safetensors"))
+    good = tensors.read_bytes()
+    for bad in (good[: len(good) // 2], b"\x80\x04pickle", b"", good[:-1] + b"!"):
+        tensors.write_bytes(bad)
         refused(call("resume", "run"), "damaged")
-    (checkpoint / "state.safetensors").write_bytes(good)
+    tensors.write_bytes(good)
     text = (checkpoint / "checkpoint.json").read_text()
-    for bad in ("{}", "[1]", "not json", text.replace("graft-checkpoint-1", "torch-checkpoint")):
+    for bad in ("{}", "[1]", "not json", text.replace("graft-checkpoint-2", "torch-checkpoint")):
         (checkpoint / "checkpoint.json").write_text(bad)
         refused(call("resume", "run"), "damaged")
     (checkpoint / "checkpoint.json").write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,38 @@ class Origin:
     memory: Count  # bytes that clients are planned to fit into, which decides what is computed together
 
     __pydantic_config__ = STRICT
+
+    def check_experiment(self, experiment: str) -> None:
+        """Refuses to go on with another experiment, and says what is different."""
+        before, now = (_settings(tomllib.loads(text)) for text in (self.experiment, experiment))
+        changes = [
+            f"{name} is {now.get(name, 'not set')}, it was {before.get(name, 'not set')}"
+            for name in dict.fromkeys([*before, *now])
+            if before.get(name) != now.get(name)
+        ]
+        if changes:
+            raise InputError(f"The experiment is not what this run began with: {'; '.join(changes)}.")
+
+    def check(self, now: Origin) -> None:
+        """Refuses to go on with other settings, data or models, or on another device."""
+        self.check_experiment(now.experiment)
+        if now.data != self.data:
+            raise InputError(
+                "The data or its partition is not what this run began with: its hash is "
+                f"{now.data[:16]}, the checkpoint's {self.data[:16]}."
+            )
+        if now.models != self.models:
+            raise InputError("The models are not those that this run began with.")
+        if now.device != self.device:
+            raise InputError(
+                f"This run began on the device {self.device}, and goes on there only, not on {now.device}."
+            )
+
+
+def _settings(values: dict[str, Any]) -> dict[str, str]:
+    """Returns settings by name, in words that tell 1 from 1.0 and true."""
+    inner = values.pop("settings", {})
+    return {name: repr(value) for name, value in {**values, **{f"settings.{k}": v for k, v in inner.items()}}.items()}
 
 
 @dataclass(frozen=True)

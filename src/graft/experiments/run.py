@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,27 +22,30 @@ from graft.data.federation import Federation
 from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
+from graft.engines.memory import budget
 from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
 from graft.experiments.build import build_federation, build_setup
+from graft.experiments.checkpoints import Checkpoint, Origin
 from graft.experiments.experiment import (
     Experiment,
     ExperimentSettings,
+    experiment_text,
     make_experiment,
     read_experiment,
-    write_experiment,
 )
 from graft.experiments.given import Given, describe
-from graft.experiments.records import Checkpoint, RunDirectory
+from graft.experiments.recorder import Recorder
 from graft.experiments.result import Result
+from graft.experiments.run_directory import RunDirectory
 from graft.experiments.scores import Scores, describe_clients, describe_run
-from graft.federation.clients import Engine, Traffic
-from graft.federation.evaluation import Best
+from graft.federation.clients import Engine
 from graft.federation.method import Method
-from graft.federation.session import Session, SessionState
+from graft.federation.session import Session
 from graft.federation.setup import Setup
+from graft.files import checksum, explained
 from graft.models import Model
-from graft.tensors.trees import Tree, strip_architectures
+from graft.tensors.trees import strip_architectures
 
 ENGINES: dict[str, Callable[[Setup], Engine]] = {"in_process": InProcess, "loopback": Loopback}
 
@@ -77,13 +80,17 @@ def resume(
 ) -> Result:
     """Go on with a run from its last checkpoint; what was given as an object must be given again."""
     directory = RunDirectory(Path(out))
-    if not directory.experiment.exists():
-        raise InputError(f"{out} is not a run directory: it holds no experiment.toml.")
-    experiment = make_experiment(read_experiment(directory.experiment))
-    checkpoint = directory.load()
-    given = Given(method, dataset, models)
-    given.check(experiment)
-    return _start(experiment, directory, progress, given, checkpoint)
+    with explained(f"{out} cannot be read", InputError):
+        if not directory.experiment.is_file():
+            raise InputError(f"{out} is not a run directory: it holds no experiment.toml.")
+    with directory.lock():
+        experiment = make_experiment(read_experiment(directory.experiment))
+        given = Given(method, dataset, models)
+        given.check(experiment)
+        checkpoint = directory.load()
+        if checkpoint is not None and checkpoint.finished and directory.has_result():
+            raise InputError(f"{out} is a finished run of {checkpoint.round} rounds: there is nothing to resume.")
+        return _start(experiment, directory, progress, given, checkpoint)
 
 
 def run_experiment(
@@ -104,82 +111,123 @@ def _start(
     progress: Progress | None,
     given: Given,
     checkpoint: Checkpoint | None,
-    overwrite: bool = False,
+    overwrite: bool | None = None,
 ) -> Result:
-    begun, before = time.perf_counter(), read_cpu_usage()
-    method = given.method_of(experiment)
-    models = method.architecture or experiment.models
-    experiment = replace(experiment, settings=asdict(method), models=models)
-    shared = given.federation or build_federation(experiment, given.dataset)
-    setup = build_setup(experiment, method, shared, given.models)
-    if checkpoint is not None and checkpoint.facts["partition"] != shared.hash:
-        raise InputError(
-            "The data or its partition is not what this run began with: the partition's hash is "
-            f"{shared.hash[:16]}, the checkpoint's {checkpoint.facts['partition'][:16]}."
-        )
-    if directory is not None and checkpoint is None:
-        directory.create(overwrite)
-        write_experiment(experiment, directory.experiment)
-        cards.save(shared.card, shared.membership, directory.path / "partition.json")
-    on_cpu = setup.device.type == "cpu"
-    count = choose_threads(experiment.threads, before if on_cpu else None)
-    with capture_stream(setup.device), products_in(experiment.precision), use_threads(count):
-        session = Session(setup, ENGINES[experiment.engine](setup))
-        try:
-            return Run(experiment, shared, session, directory, progress).play(begun, checkpoint)
-        finally:
-            session.close()
+    """Runs an experiment; where nothing is said about `overwrite`, the directory is a run's to resume, and locked."""
+    begun, usage = time.perf_counter(), read_cpu_usage()
+    with enough_memory(), ExitStack() as stack:
+        method = given.method_of(experiment)
+        experiment = replace(experiment, settings=asdict(method), models=method.architecture or experiment.models)
+        if checkpoint is not None:
+            checkpoint.origin.check_experiment(experiment_text(experiment))  # before data of absurd sizes is made
+        shared = given.federation or build_federation(experiment, given.dataset)
+        setup = build_setup(experiment, method, shared, given.models)
+        if checkpoint is None:
+            threads = choose_threads(experiment.threads, usage if setup.device.type == "cpu" else None)
+            memory = budget(setup.device) if setup.memory is None else setup.memory
+        else:  # sums of floating-point numbers depend on what is computed together
+            threads, memory = checkpoint.origin.threads, checkpoint.origin.memory
+        setup = replace(setup, memory=memory)
+        if directory is not None and overwrite is not None:
+            stack.enter_context(directory.claim(overwrite))
+        recorder = None
+        if directory is not None:
+            origin = origin_of(experiment, setup, shared, threads)
+            if checkpoint is None:
+                directory.begin(origin.experiment)
+                cards.save(shared.card, shared.membership, directory.partition)
+            else:
+                checkpoint.origin.check(origin)
+            recorder = Recorder(directory, origin)
+        stack.enter_context(capture_stream(setup.device))
+        stack.enter_context(products_in(experiment.precision))
+        stack.enter_context(use_threads(threads))
+        session = stack.enter_context(closing(Session(setup, ENGINES[experiment.engine](setup))))
+        return Run(experiment, shared, session, recorder, progress).play(begun, checkpoint)
+
+
+def origin_of(experiment: Experiment, setup: Setup, shared: Federation, threads: int) -> Origin:
+    """Returns what a run must find unchanged when it is resumed."""
+    return Origin(
+        experiment=experiment_text(experiment),
+        models=checksum(*map(repr, setup.models)),
+        data=shared.data_hash,
+        device=setup.device.type,
+        threads=threads,
+        memory=setup.memory or 0,
+    )
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turns a lack of memory into one sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not lacking:
+            raise
+        raise RunError(
+            "The run needs more memory than there is; fewer clients, a smaller width or more batches need less."
+        ) from error
 
 
 class Run:
-    """The record that is kept around a session."""
+    """The rounds of a session, and what is found out in them."""
 
     def __init__(
         self,
         experiment: Experiment,
         shared: Federation,
         session: Session,
-        directory: RunDirectory | None,
+        recorder: Recorder | None,
         progress: Progress | None,
     ) -> None:
         self.experiment, self.shared, self.session = experiment, shared, session
-        self.directory, self.progress = directory, progress
+        self.recorder, self.progress = recorder, progress
         if experiment.score == "global" and session.setup.method.shared(session.server) is None:
             raise InputError(f"score is global, but method '{session.setup.name}' has no global model.")
         self.scores = Scores(*session.count_nodes(), experiment.score)
-        self.spent = 0.0  # seconds in rounds, those before a resume included
+        self.finished = False  # whether there are no more rounds to run
 
     def play(self, begun: float, checkpoint: Checkpoint | None) -> Result:
         """Runs the rounds that are left, and returns what all of them found out."""
-        experiment, session = self.experiment, self.session
-        first = 1 if checkpoint is None else self.restore(checkpoint) + 1
+        if checkpoint is not None:
+            self.restore(checkpoint)
+        elif self.recorder is not None:
+            self.recorder.save(0, self.session.state())
         setup_seconds = time.perf_counter() - begun
         with stop_politely() as asked_to_stop:
-            for number in range(first, experiment.rounds + 1):
-                record = self.round(number)
-                patient = not experiment.patience or self.scores.stale < experiment.patience
-                finished = number == experiment.rounds or not patient
-                stopping = asked_to_stop.is_set()
-                due = experiment.checkpoint_every and number % experiment.checkpoint_every == 0
-                if self.directory is not None:
-                    self.directory.append_round(record)
-                    if due or finished or stopping:
-                        self.save(number)
-                if self.progress is not None:
-                    self.progress(record)
-                if finished or stopping:
-                    break
-        state = session.state()
+            while not self.finished and self.next_round(asked_to_stop):
+                pass
+        state = self.session.state()
         result = Result(
             summary=self.summary(setup_seconds, time.perf_counter() - begun),
             rounds=self.scores.records,
             server=state.server,
             clients={client: strip_architectures(tree) for client, tree in state.clients.items()},
-            finished=finished,
+            finished=self.finished,
         )
-        if self.directory is not None and result.finished:
-            self.directory.write_result(result.summary)
+        if self.recorder is not None and self.finished:
+            self.recorder.finish(result.summary)
         return result
+
+    def next_round(self, asked_to_stop: threading.Event) -> bool:
+        """Runs a round and puts it on record, with a checkpoint where one is due; returns whether to go on."""
+        experiment = self.experiment
+        record = self.round(len(self.scores.records) + 1)
+        number = record["round"]
+        patient = not experiment.patience or self.scores.stale < experiment.patience
+        self.finished = number == experiment.rounds or not patient
+        stopping = asked_to_stop.is_set()
+        due = experiment.checkpoint_every and number % experiment.checkpoint_every == 0
+        if self.recorder is not None:
+            self.recorder.add_round(record)
+            if due or self.finished or stopping:
+                self.recorder.save(number, self.session.state(), self.finished)
+        if self.progress is not None:
+            self.progress(record)
+        return not (self.finished or stopping)
 
     def round(self, number: int) -> dict[str, Any]:
         """Runs a round and returns its record."""
@@ -188,10 +236,16 @@ class Run:
         try:
             outcome = self.session.round(number, evaluate=evaluate)
         except RunError as error:
-            raise RunError(f"{error}{self.last_good()}") from error
-        seconds = time.perf_counter() - start
-        self.spent += seconds
-        return self.scores.add(number, outcome, seconds)
+            raise RunError(f"{error}{self.recorder.last_good() if self.recorder else ''}") from error
+        return self.scores.add(number, outcome, time.perf_counter() - start)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Puts everything back as it was after the checkpoint's round."""
+        assert self.recorder is not None
+        state, records = self.recorder.restore(checkpoint, self.session.state())
+        self.session.restore(state)
+        self.scores.restore(records)
+        self.finished = checkpoint.finished
 
     def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
         """Returns what result.json holds."""
@@ -204,47 +258,11 @@ class Run:
             **best,
             "per_client": describe_clients(self.shared, setup.models, best["per_client"]),
             "communication": {f"{way}_bytes": count for way, count in asdict(scores.traffic).items()},
-            "seconds": {"total": total, "per_round": self.spent / len(scores.records), "setup": setup_seconds},
+            "seconds": {"total": total, "per_round": scores.seconds / len(scores.records), "setup": setup_seconds},
             "peak_memory_bytes": peak_memory(setup.device),
             "device": setup.device.type,
             "threads": torch.get_num_threads(),
         }
-
-    def save(self, number: int) -> None:
-        """Writes a checkpoint of this round."""
-        assert self.directory is not None
-        scores = self.scores
-        facts = {
-            "partition": self.shared.hash,
-            "traffic": asdict(scores.traffic),
-            "best": asdict(scores.best),
-            "best_shared": asdict(scores.best_shared),
-            "best_trained": asdict(scores.best_trained),
-            "stale": scores.stale,
-            "spent": self.spent,
-        }
-        state = self.session.state()
-        self.directory.save(Checkpoint(number, state.server, dict(state.clients), facts))
-
-    def restore(self, checkpoint: Checkpoint) -> int:
-        """Puts everything back as it was after the checkpoint's round, whose number is returned."""
-        assert self.directory is not None
-        facts, scores = checkpoint.facts, self.scores
-        self.session.restore(SessionState(checkpoint.server, checkpoint.clients))
-        scores.traffic = Traffic(**facts["traffic"])
-        scores.best, scores.best_shared = Best(**facts["best"]), Best(**facts["best_shared"])
-        scores.best_trained = Best(**facts.get("best_trained", {}))
-        scores.stale, self.spent = facts["stale"], facts["spent"]
-        scores.records = self.directory.read_rounds(until=checkpoint.round)
-        self.directory.rewrite_rounds(scores.records)
-        if checkpoint.round >= self.experiment.rounds:
-            raise InputError(f"{self.directory.path} has run all its {self.experiment.rounds} rounds already.")
-        return checkpoint.round
-
-    def last_good(self) -> str:
-        if self.directory is None or not (self.directory.path / "checkpoint").exists():
-            return ""
-        return f" The checkpoint of round {self.directory.load().round} in {self.directory.path} is good."
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graft.errors import InputError, RunError
+from graft.errors import InputError
 from graft.experiments.checkpoints import Checkpoint, load_checkpoint, read_contents, save_checkpoint
 from graft.experiments.free_folder import check_free
 from graft.experiments.record_files import RoundLog, read_result, write_result
@@ -57,6 +57,7 @@ class RunDirectory:
                 if folder.exists():
                     shutil.rmtree(folder)
             write_text(self.experiment, experiment)
+        self.log = RoundLog(self.log.path)
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         self.log.append(record)
@@ -97,10 +98,17 @@ class RunDirectory:
             raise InputError(f"{self.path} holds no checkpoint to resume from.")
         return None
 
-    def last_good(self) -> str:
-        """Returns which checkpoint there is, in words that end a sentence; empty where there is none."""
+    def last_checkpoint(self) -> int | None:
+        """Returns the round of the checkpoint that is there; None where none can be read."""
         try:
-            round = read_contents(self.checkpoint / "checkpoint.json").round
-        except (OSError, ValueError, InputError, RunError):
-            return ""
-        return f" (the checkpoint of round {round} in {self.path} is good)"
+            return read_contents(self.checkpoint / "checkpoint.json").round
+        except (OSError, ValueError, InputError):
+            return None
+
+    def has_result(self) -> bool:
+        """Returns whether the result of the rounds on record is there, undamaged."""
+        try:
+            self.read_record()
+        except InputError:
+            return False
+        return True

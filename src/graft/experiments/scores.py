@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from graft.models import Model
 from graft.tensors.trees import Tree
 
 COUNTED = KINDS[1:]  # training accuracy is recorded as a mean only
+OTHER_MODELS = ("global", "trained")  # that are scored beside the clients' own: of the server, of peers before they mix
 
 
 @dataclass
@@ -58,16 +60,35 @@ class Scores:
         scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
         scores |= {f"{kind}_node_weighted": own.node_weighted(kind) for kind in COUNTED}
         scores["per_client"] = {kind: own.clients(kind) for kind in COUNTED}
-        better = self.best.see(number, scores["validation"])
-        for model, best in (("global", self.best_shared), ("trained", self.best_trained)):
+        for model in OTHER_MODELS:
             if model in correct:
                 other = accuracy(correct[model], self.totals, self.nodes)
                 scores |= {f"{kind}_{model}": other.mean(kind) for kind in COUNTED}
                 scores[f"test_{model}_node_weighted"] = other.node_weighted("test")
+        self._compare(number, scores)
+        return scores
+
+    def _compare(self, number: int, scores: Mapping[str, Any]) -> None:
+        """Notes whether a round that was evaluated is the best so far."""
+        better = self.best.see(number, scores["validation"])
+        for model, best in zip(OTHER_MODELS, (self.best_shared, self.best_trained), strict=True):
+            if f"validation_{model}" in scores:
                 better_other = best.see(number, scores[f"validation_{model}"])
                 better = better_other if model == self.score else better
         self.stale = 0 if better else self.stale + 1
-        return scores
+
+    def restore(self, records: list[dict[str, Any]]) -> None:
+        """Goes on after rounds that are on record."""
+        self.records = records
+        for record in records:
+            self.traffic.add(Traffic(**{way.name: record[f"{way.name}_bytes"] for way in fields(Traffic)}))
+            if "validation" in record:
+                self._compare(record["round"], record)
+
+    @property
+    def seconds(self) -> float:
+        """Returns how long all rounds took."""
+        return float(sum(record["seconds"] for record in self.records))
 
     def summary(self, clients: int) -> dict[str, Any]:
         """Returns the best round and its accuracies, of all clients and of each."""

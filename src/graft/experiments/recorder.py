@@ -1,0 +1,53 @@
+"""What a run puts on record while it goes on, and what it takes from there when it is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graft.errors import InputError, RunError
+from graft.experiments.checkpoints import Checkpoint, Origin
+from graft.experiments.run_directory import RunDirectory
+from graft.experiments.state_checks import check_state
+from graft.federation.session import SessionState
+
+
+class Recorder:
+    """The record of one run in its directory."""
+
+    def __init__(self, directory: RunDirectory, origin: Origin) -> None:
+        self.directory, self.origin = directory, origin
+
+    def add_round(self, record: Mapping[str, Any]) -> None:
+        """Puts a round on record; it counts when a checkpoint covers it."""
+        self.directory.append_round(record)
+
+    def save(self, number: int, state: SessionState, finished: bool = False) -> None:
+        """Writes a checkpoint after a round, or of round 0 before the first."""
+        checksum = self.directory.log.checksum
+        checkpoint = Checkpoint(number, state.server, state.clients, self.origin, checksum, finished)
+        try:
+            self.directory.save(checkpoint)
+        except RunError as error:
+            raise RunError(f"{error}{self.last_good()}") from error
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Writes the result of all rounds."""
+        self.directory.write_result(summary)
+
+    def restore(self, checkpoint: Checkpoint, fresh: SessionState) -> tuple[SessionState, list[dict[str, Any]]]:
+        """Returns the state and the rounds to go on from, which must be like those of a session that just began."""
+        try:
+            if checkpoint.clients.keys() != fresh.clients.keys():
+                raise ValueError(f"it has {len(checkpoint.clients)} clients, not {len(fresh.clients)}")
+            check_state(checkpoint.server, fresh.server, "the server")
+            for client, state in checkpoint.clients.items():
+                check_state(state, fresh.clients[client], f"client {client}", received=fresh.server)
+        except ValueError as error:
+            raise InputError(f"The checkpoint in {self.directory.path} is not one of this run: {error}.") from None
+        return SessionState(checkpoint.server, checkpoint.clients), self.directory.restore_rounds(checkpoint)
+
+    def last_good(self) -> str:
+        """Returns a sentence about the last checkpoint; empty where there is none."""
+        number = self.directory.last_checkpoint()
+        return "" if number is None else f" The checkpoint of round {number} in {self.directory.path} is good."
