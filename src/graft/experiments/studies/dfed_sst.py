@@ -7,7 +7,7 @@ we show our own curves and no number of theirs.
 
 from __future__ import annotations
 
-from graft.experiments.studies.study import CENTRALISED, Portrait, Printed, Study, Variant, numbers
+from graft.experiments.studies.study import CENTRALISED, Portrait, Printed, Study, Variant, curves, numbers
 
 MAIN: Printed = {
     "gossip": {
@@ -87,20 +87,19 @@ METIS = {"partition": "metis"}
 SHARES = (0.1, 0.3, 0.5)
 
 
-def thinned(what: str, field: str) -> Study:
-    """Every method with a share of something removed at random."""
+def sparsity_study(removed: str, field: str) -> Study:
+    """Every method with a share of the edges or labels removed at random."""
+    rows = {
+        f"{name}-{share}": Variant(name, changes={field: share}, point=(name, share))
+        for name in ("local", *PEERS)
+        for share in SHARES
+    }
     return Study(
-        meaning=f"DFed-SST and its baselines with {what} removed at random",
+        meaning=f"DFed-SST and its baselines with {removed} removed at random",
         datasets=SEVEN,
         clients=(10,),
-        rows={
-            f"{name}-{share}": Variant(name, changes={field: share}, point=(name, share))
-            for name in ("local", *PEERS)
-            for share in SHARES
-        },
+        **curves(rows, f"share of {removed} removed"),
         experiment=METIS,
-        figure="lines",
-        axis=f"share of {what} removed",
     )
 
 
@@ -138,8 +137,8 @@ STUDIES: dict[str, Study] = {
         note="no-degree, no-cse, no-selection and to-the-letter change the row `paper`; the last leaves a peer's own "
         "model out of its mean, as Eq. 8 does.",
     ),
-    "dfed-sst-topology-sparsity": thinned("edges", "edge_sparsity"),
-    "dfed-sst-label-sparsity": thinned("training labels", "label_sparsity"),
+    "dfed-sst-topology-sparsity": sparsity_study("edges", "edge_sparsity"),
+    "dfed-sst-label-sparsity": sparsity_study("training labels", "label_sparsity"),
     "dfed-sst-time": Study(
         meaning="Time of a round of DFed-SST and its baselines",
         datasets=("cora", "pubmed"),

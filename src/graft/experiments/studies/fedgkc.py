@@ -9,9 +9,10 @@ rate and seeds are Graft's: the paper gives none.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from graft.experiments.studies.study import CENTRALISED, Printed, Study, Variant, numbers
+from graft.experiments.studies.study import CENTRALISED, Printed, Study, Variant, curves, numbers
 
 # Clients of five architectures; 5, 10 and 20 clients.
 ARCHITECTURES: Printed = {
@@ -185,8 +186,9 @@ MODULES: Printed = {
 }
 
 
-def as_in_the_paper(**changes: Any) -> Variant:
-    return Variant("fedgkc_paper", changes, paper="fedgkc")
+def as_in_the_paper(**settings: Any) -> Variant:
+    """FedGKC as it was published, but for some settings."""
+    return Variant("fedgkc_paper", settings, paper="fedgkc")
 
 
 COMPARED = {
@@ -200,34 +202,39 @@ TWO_VERSIONS = (
     "The paper's numbers are those of its first version (arXiv 2501.12624); table.csv has the second's where they "
     "differ. The baselines' numbers are from the same paper."
 )
-ALPHAS = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8)
-BETAS = (0.0, 0.1, 0.2, 0.3, 0.4)
-LAMBDAS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+WEIGHT_ROWS = {
+    f"alpha{alpha}-beta{beta}": Variant("fedgkc_paper", {"alpha": alpha, "beta": beta}, point=(f"beta {beta}", alpha))
+    for beta in (0.0, 0.1, 0.2, 0.3, 0.4)
+    for alpha in (0.2, 0.4, 0.5, 0.6, 0.7, 0.8)
+    if alpha + beta <= 1 + 1e-9
+}
+LAMBDA_ROWS = {
+    f"lambda{value}": Variant("fedgkc_paper", {"smoothing": value}, point=("fedgkc", value))
+    for value in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+}
+FIVE_ARCHITECTURES = {"models": "architectures"}
+
+MAIN_STUDY = Study(
+    meaning="FedGKC and its baselines, clients with five different architectures",
+    datasets=SEVEN,
+    clients=(5, 10, 20),
+    rows={**COMPARED, **CENTRALISED},
+    experiment=FIVE_ARCHITECTURES,
+    on_request=("ogbn-arxiv",),
+    on_dataset=ARXIV,
+    paper=numbers(ARCHITECTURES),
+    later=numbers(ARCHITECTURES_LATER),
+    note=TWO_VERSIONS,
+)
 
 STUDIES: dict[str, Study] = {
-    "fedgkc-architectures": Study(
-        meaning="FedGKC and its baselines, clients with five different architectures",
-        datasets=SEVEN,
-        clients=(5, 10, 20),
-        rows={**COMPARED, **CENTRALISED},
-        experiment={"models": "architectures"},
-        on_request=("ogbn-arxiv",),
-        on_dataset=ARXIV,
-        paper=numbers(ARCHITECTURES),
-        later=numbers(ARCHITECTURES_LATER),
-        note=TWO_VERSIONS,
-    ),
-    "fedgkc-scales": Study(
+    "fedgkc-architectures": MAIN_STUDY,
+    "fedgkc-scales": replace(
+        MAIN_STUDY,
         meaning="FedGKC and its baselines, clients with networks of five depths",
-        datasets=SEVEN,
-        clients=(5, 10, 20),
-        rows={**COMPARED, **CENTRALISED},
         experiment={"models": "scales"},
-        on_request=("ogbn-arxiv",),
-        on_dataset=ARXIV,
         paper=numbers(SCALES),
         later=numbers(SCALES_LATER),
-        note=TWO_VERSIONS,
     ),
     "fedgkc-homogeneous": Study(
         meaning="FedGKC, FedAvg and the baselines, all clients with one architecture",
@@ -248,7 +255,7 @@ STUDIES: dict[str, Study] = {
             "kama": Variant("fedgkc_paper", {"smkd": False}),
             "both": Variant("fedgkc_paper"),
         },
-        experiment={"models": "architectures"},
+        experiment=FIVE_ARCHITECTURES,
         paper=numbers(MODULES),
         note="The paper does not define its conventional dual model; here it is distillation of predictions alone.",
         figure="bars",
@@ -264,7 +271,7 @@ STUDIES: dict[str, Study] = {
                 for part in ("self_distill", "mutual", "strength", "clarity1", "clarity2")
             },
         },
-        experiment={"models": "architectures"},
+        experiment=FIVE_ARCHITECTURES,
         note="The paper shows this as a figure, without numbers.",
         figure="bars",
     ),
@@ -273,36 +280,22 @@ STUDIES: dict[str, Study] = {
         datasets=THREE,
         clients=(10,),
         rows={name: as_in_the_paper(copilot=name) for name in ("gcn", "gat", "sage", "gin", "sgc", "mlp")},
-        experiment={"models": "architectures"},
+        experiment=FIVE_ARCHITECTURES,
         figure="bars",
     ),
     "fedgkc-alpha-beta": Study(
         meaning="FedGKC's weights of labels (alpha) and of neighbourhoods (beta)",
         datasets=("cs",),
         clients=(20,),
-        rows={
-            f"alpha{alpha}-beta{beta}": Variant(
-                "fedgkc_paper", {"alpha": alpha, "beta": beta}, point=(f"beta {beta}", alpha)
-            )
-            for beta in BETAS
-            for alpha in ALPHAS
-            if alpha + beta <= 1 + 1e-9
-        },
-        experiment={"models": "architectures"},
+        **curves(WEIGHT_ROWS, "alpha"),
+        experiment=FIVE_ARCHITECTURES,
         note="The paper shows this as a figure: best at alpha 0.6 to 0.7 and beta 0.1 to 0.2.",
-        figure="lines",
-        axis="alpha",
     ),
     "fedgkc-lambda": Study(
         meaning="FedGKC's weight of over-smoothing (lambda) in a client's knowledge",
         datasets=THREE,
         clients=(10,),
-        rows={
-            f"lambda{value}": Variant("fedgkc_paper", {"smoothing": value}, point=("fedgkc", value))
-            for value in LAMBDAS
-        },
-        experiment={"models": "architectures"},
-        figure="lines",
-        axis="lambda",
+        **curves(LAMBDA_ROWS, "lambda"),
+        experiment=FIVE_ARCHITECTURES,
     ),
 }

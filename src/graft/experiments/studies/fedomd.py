@@ -7,9 +7,10 @@ their low level. All networks are as deep as the paper's: the head is the last l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from graft.experiments.studies.study import CENTRALISED, Portrait, Printed, Study, Variant, numbers
+from graft.experiments.studies.study import CENTRALISED, Portrait, Printed, Study, Variant, curves, numbers
 
 # 3, 5, 7 and 9 parties.
 MAIN: Printed = {
@@ -98,7 +99,13 @@ ORTHOGONAL = {"models": "ortho_gcn"}
 
 
 def fedomd(point: tuple[str, float] | None = None, **settings: Any) -> Variant:
+    """FedOMD with some settings, on its own architecture."""
     return Variant("fedomd", settings, changes=ORTHOGONAL, point=point)
+
+
+def few_labels(meaning: str, datasets: tuple[str, ...], clients: tuple[int, ...], **fields: Any) -> Study:
+    """A study with 1 % of the nodes for training."""
+    return Study(meaning, datasets, clients, experiment=FEW_LABELS, **fields)
 
 
 COMPARED = {
@@ -112,98 +119,85 @@ COMPARED = {
     "fedomd": fedomd(),
     "fedomd-paper": Variant("fedomd_paper", changes=ORTHOGONAL, paper="fedomd"),
 }
-ALPHAS = (0.0, 1e-4, 5e-4, 1e-3, 1e-2)
-BETAS = (0.0, 0.01, 0.1, 1.0, 10.0)
-RESOLUTIONS = (1, 5, 10, 20, 50)
+FOUR = ("cora", "citeseer", "computers", "photo")
+MODULE_ROWS = {
+    "alone": Variant("local", changes=ORTHOGONAL),
+    "neither": fedomd(orthogonal=False, beta=0.0),
+    "orthogonal": fedomd(beta=0.0),
+    "moments": fedomd(orthogonal=False),
+    "both": fedomd(),
+}
+DEPTH_ROWS = {
+    f"depth{depth}": Variant("fedomd", changes={"models": f"ortho_gcn{depth}"}, point=("fedomd", depth))
+    for depth in (2, 4, 6, 8, 10)
+}
+WEIGHT_ROWS = {
+    f"alpha{alpha:g}-beta{beta:g}": fedomd(point=(f"beta {beta:g}", alpha), alpha=alpha, beta=beta)
+    for beta in (0.0, 0.01, 0.1, 1.0, 10.0)
+    for alpha in (0.0, 1e-4, 5e-4, 1e-3, 1e-2)
+}
+RESOLUTION_ROWS = {
+    f"{name}-resolution{resolution}": Variant(
+        name, changes={"partition": f"louvain:resolution={resolution}", **changes}, point=(name, resolution)
+    )
+    for name, changes in (("fedomd", ORTHOGONAL), ("fedgcn", {}), ("loc_gcn", {}))
+    for resolution in (1, 5, 10, 20, 50)
+}
 
+MAIN_STUDY = few_labels(
+    "FedOMD and its baselines with 1 % of labels",
+    FOUR,
+    PARTIES,
+    rows={**COMPARED, **CENTRALISED},
+    on_dataset=FINE,
+    paper=numbers(MAIN, PARTIES),
+    beside=("test_global", "test_node_weighted"),
+)
 STUDIES: dict[str, Study] = {
-    "fedomd-main": Study(
-        meaning="FedOMD and its baselines with 1 % of labels",
-        datasets=("cora", "citeseer", "computers", "photo"),
-        clients=PARTIES,
-        rows={**COMPARED, **CENTRALISED},
-        experiment=FEW_LABELS,
-        on_dataset=FINE,
-        paper=numbers(MAIN, PARTIES),
-        beside=("test_global", "test_node_weighted"),
-    ),
-    "fedomd-parties": Study(
+    "fedomd-main": MAIN_STUDY,
+    "fedomd-parties": replace(
+        MAIN_STUDY,
         meaning="FedOMD and its baselines with 20 and 50 parties",
         datasets=("cs",),
         clients=(20, 50),
-        rows={**COMPARED, **CENTRALISED},
-        experiment=FEW_LABELS,
+        on_dataset={},
         paper=numbers(MANY, (20, 50)),
-        beside=("test_global", "test_node_weighted"),
     ),
-    "fedomd-scattered": Study(
+    "fedomd-scattered": replace(
+        MAIN_STUDY,
         meaning="FedOMD and its baselines where each party's nodes are drawn from everywhere in the graph",
-        datasets=("cora", "citeseer", "computers", "photo"),
-        clients=PARTIES,
-        rows={**COMPARED, **CENTRALISED},
         experiment={**FEW_LABELS, "partition": "random"},
-        paper=numbers(MAIN, PARTIES),
+        on_dataset={},
         note="The paper says that it cuts by Louvain communities; its numbers are nearer to these than to ours there.",
         beside=("test_global",),
     ),
-    "fedomd-modules": Study(
-        meaning="FedOMD's two parts, orthogonal layers and moments, on and off",
-        datasets=("cora", "citeseer"),
-        clients=PARTIES,
-        rows={
-            "alone": Variant("local", changes=ORTHOGONAL),
-            "neither": fedomd(orthogonal=False, beta=0.0),
-            "orthogonal": fedomd(beta=0.0),
-            "moments": fedomd(orthogonal=False),
-            "both": fedomd(),
-        },
-        experiment=FEW_LABELS,
+    "fedomd-modules": few_labels(
+        "FedOMD's two parts, orthogonal layers and moments, on and off",
+        ("cora", "citeseer"),
+        PARTIES,
+        rows=MODULE_ROWS,
         paper=numbers(MODULES, PARTIES),
         figure="bars",
     ),
-    "fedomd-depth": Study(
-        meaning="FedOMD with 2 to 10 orthogonal layers",
-        datasets=("computers",),
-        clients=(3,),
-        rows={
-            f"depth{depth}": Variant("fedomd", changes={"models": f"ortho_gcn{depth}"}, point=("fedomd", depth))
-            for depth in (2, 4, 6, 8, 10)
-        },
-        experiment=FEW_LABELS,
+    "fedomd-depth": few_labels(
+        "FedOMD with 2 to 10 orthogonal layers",
+        ("computers",),
+        (3,),
+        **curves(DEPTH_ROWS, "orthogonal layers"),
         on_dataset=FINE,
         paper=numbers(DEPTH, (3,)),
-        figure="lines",
-        axis="orthogonal layers",
     ),
-    "fedomd-alpha-beta": Study(
-        meaning="FedOMD's weights of orthogonality (alpha) and of moments (beta)",
-        datasets=("cora",),
-        clients=(3,),
-        rows={
-            f"alpha{alpha:g}-beta{beta:g}": fedomd(point=(f"beta {beta:g}", alpha), alpha=alpha, beta=beta)
-            for beta in BETAS
-            for alpha in ALPHAS
-        },
-        experiment=FEW_LABELS,
-        figure="lines",
-        axis="alpha",
+    "fedomd-alpha-beta": few_labels(
+        "FedOMD's weights of orthogonality (alpha) and of moments (beta)",
+        ("cora",),
+        (3,),
+        **curves(WEIGHT_ROWS, "alpha"),
     ),
-    "fedomd-resolution": Study(
-        meaning="FedOMD on finer and finer communities",
-        datasets=("cora", "photo"),
-        clients=(5,),
-        rows={
-            f"{name}-resolution{resolution}": Variant(
-                name,
-                changes={"partition": f"louvain:resolution={resolution}", **changes},
-                point=(name, resolution),
-            )
-            for name, changes in (("fedomd", ORTHOGONAL), ("fedgcn", {}), ("loc_gcn", {}))
-            for resolution in RESOLUTIONS
-        },
-        experiment=FEW_LABELS,
-        figure="lines",
-        axis="resolution",
+    "fedomd-resolution": few_labels(
+        "FedOMD on finer and finer communities",
+        ("cora", "photo"),
+        (5,),
+        **curves(RESOLUTION_ROWS, "resolution"),
     ),
     "fedomd-convergence": Study(
         meaning="Test accuracy of FedOMD and its baselines round by round",
@@ -219,7 +213,7 @@ STUDIES: dict[str, Study] = {
 PORTRAITS: dict[str, Portrait] = {
     "fedomd-labels": Portrait(
         meaning="The labels of each party",
-        datasets=("cora", "citeseer", "computers", "photo"),
+        datasets=FOUR,
         clients=(3, 9),
         maps=("labels",),
         experiment={"split": "1/20/20"},

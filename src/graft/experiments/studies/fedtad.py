@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graft.experiments.studies.study import CENTRALISED, Portrait, Printed, Study, Variant, numbers
+from graft.experiments.studies.study import CENTRALISED, Portrait, Printed, Study, Variant, curves, numbers
 
 MAIN: Printed = {
     "fedavg": {
@@ -58,7 +58,36 @@ FIVE = ("cora", "citeseer", "pubmed", "cs", "physics")
 HOSTS = ("fedavg", "fedprox", "scaffold", "moon", "feddc", "fedgta")
 GLOBAL: Any = {"measure": "test_served", "beside": ("test", "test_node_weighted")}
 FEDTAD = {"fedtad": Variant("fedtad"), "fedtad-paper": Variant("fedtad_paper", paper="fedtad")}
+ABLATION_ROWS = {
+    "fedavg": Variant("fedavg", reference=True),
+    "full": Variant("fedtad_paper"),
+    "released": Variant("fedtad_released"),
+    "eq": Variant("fedtad_paper", {"reliability": "equal"}),
+    "nv": Variant("fedtad_paper", {"reliability": "count"}),
+    "r-eq": Variant("fedtad_paper", {"reliability": "equal", "distil_on": "real", "reveal_data": True}, reference=True),
+    "no-semantic": Variant("fedtad_paper", {"semantic_weight": 0.0}),
+    "no-diversity": Variant("fedtad_paper", {"diversity_weight": 0.0}),
+    "no-divergence": Variant("fedtad_paper", {"adversarial": False}),
+    "noise": Variant("fedtad_paper", {"reliability_noise": 0.1}),
+}
 LAMBDAS = (0.001, 0.01, 0.1, 1.0)
+LAMBDA_ROWS = {
+    f"lambda1-{first}-lambda2-{second}": Variant(
+        "fedtad_paper", {"semantic_weight": first, "diversity_weight": second}, point=(f"lambda2 {second}", first)
+    )
+    for second in LAMBDAS
+    for first in LAMBDAS
+}
+PARTICIPATION_ROWS = {
+    f"{name}-{share}": Variant(
+        name.replace("-", "_"),
+        changes={"participation": share},
+        paper=f"{name.removesuffix('-paper')}-{share}",
+        point=(name, share),
+    )
+    for name in ("fedavg", "fedgta", "fedtad", "fedtad-paper")
+    for share in (0.2, 0.4, 0.6, 0.8, 1.0)
+}
 
 STUDIES: dict[str, Study] = {
     "fedtad-main": Study(
@@ -80,20 +109,7 @@ STUDIES: dict[str, Study] = {
         meaning="FedTAD without one of its parts at a time, and with noise on its reliabilities",
         datasets=("cora", "citeseer", "pubmed"),
         clients=(5, 10, 20),
-        rows={
-            "fedavg": Variant("fedavg", reference=True),
-            "full": Variant("fedtad_paper"),
-            "released": Variant("fedtad_released"),
-            "eq": Variant("fedtad_paper", {"reliability": "equal"}),
-            "nv": Variant("fedtad_paper", {"reliability": "count"}),
-            "r-eq": Variant(
-                "fedtad_paper", {"reliability": "equal", "distil_on": "real", "reveal_data": True}, reference=True
-            ),
-            "no-semantic": Variant("fedtad_paper", {"semantic_weight": 0.0}),
-            "no-diversity": Variant("fedtad_paper", {"diversity_weight": 0.0}),
-            "no-divergence": Variant("fedtad_paper", {"adversarial": False}),
-            "noise": Variant("fedtad_paper", {"reliability_noise": 0.1}),
-        },
+        rows=ABLATION_ROWS,
         paper=numbers(NOISY),
         figure="bars",
         note="r-eq distils on the real graph, which no server has: it is no competitor.",
@@ -103,36 +119,15 @@ STUDIES: dict[str, Study] = {
         meaning="FedTAD's weights of semantics (lambda1) and diversity (lambda2)",
         datasets=("cora",),
         clients=(10,),
-        rows={
-            f"lambda1-{first}-lambda2-{second}": Variant(
-                "fedtad_paper",
-                {"semantic_weight": first, "diversity_weight": second},
-                point=(f"lambda2 {second}", first),
-            )
-            for second in LAMBDAS
-            for first in LAMBDAS
-        },
-        figure="lines",
-        axis="lambda1",
+        **curves(LAMBDA_ROWS, "lambda1"),
         **GLOBAL,
     ),
     "fedtad-participation": Study(
         meaning="FedTAD, FedGTA and FedAvg with some of the clients in a round",
         datasets=("cora",),
         clients=(20,),
-        rows={
-            f"{name}-{share}": Variant(
-                name.replace("-", "_"),
-                changes={"participation": share},
-                paper=f"{name.removesuffix('-paper')}-{share}",
-                point=(name, share),
-            )
-            for name in ("fedavg", "fedgta", "fedtad", "fedtad-paper")
-            for share in (0.2, 0.4, 0.6, 0.8, 1.0)
-        },
+        **curves(PARTICIPATION_ROWS, "share of the clients"),
         paper=numbers(PARTICIPATION, (20,)),
-        figure="lines",
-        axis="share of the clients",
         **GLOBAL,
     ),
     "fedtad-plug": Study(

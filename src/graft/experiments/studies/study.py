@@ -21,7 +21,7 @@ Paper = Mapping[tuple[str, str, int], Number]  # (row, dataset, clients)
 
 
 def numbers(printed: Printed, clients: Sequence[int] = (5, 10, 20)) -> dict[tuple[str, str, int], Number]:
-    """A printed table, cell by cell."""
+    """The cells of a printed table."""
     return {
         (row, dataset, count): number(cell)
         for row, datasets in printed.items()
@@ -32,8 +32,14 @@ def numbers(printed: Printed, clients: Sequence[int] = (5, 10, 20)) -> dict[tupl
 
 
 def number(cell: str) -> Number:
+    """A printed cell: a mean, perhaps with its deviation."""
     mean, _, deviation = cell.partition("±")
     return Number(float(mean), float(deviation) if deviation else None)
+
+
+def curves(rows: Mapping[str, Variant], axis: str) -> dict[str, Any]:
+    """The fields of a study whose figure shows accuracy against a setting, where every row has its point."""
+    return {"rows": rows, "figure": "lines", "axis": axis}
 
 
 Measure = Literal["test", "test_node_weighted", "test_global", "test_served", "test_trained", "milliseconds"]
@@ -48,7 +54,7 @@ class Variant:
     changes: Mapping[str, Any] = field(default_factory=dict)  # fields of the experiment that this row alone changes
     paper: str | None = None  # the paper's name for the row, where it is not ours
     reference: bool = False  # not a competitor, so never the best of a column
-    point: tuple[str, float] | None = None  # its curve and its place on it, in a study that draws curves
+    point: tuple[str, float] | None = None  # its curve and its x on it, in a study that draws curves
 
 
 @dataclass(frozen=True)
@@ -73,18 +79,19 @@ class Study:
     def values(self, row: str, dataset: str, clients: int, seed: int) -> dict[str, Any]:
         """The fields of one experiment."""
         variant = self.rows[row]
-        shared = {**self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
-        own = {"method": variant.method, "settings": dict(variant.settings)}
-        return {**shared, **own, "dataset": dataset, "clients": clients, "seed": seed}
+        fields = {**self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
+        fields |= {"method": variant.method, "settings": dict(variant.settings)}
+        return {**fields, "dataset": dataset, "clients": clients, "seed": seed}
 
     def printed(self, row: str, dataset: str, clients: int, later: bool = False) -> Number | None:
+        """The paper's number for a row in a column, or that of its later version."""
         name = self.rows[row].paper or row
         return (self.later if later else self.paper).get((name, dataset, clients))
 
 
 @dataclass(frozen=True)
 class Portrait:
-    """Pictures of the data itself: nothing, or next to nothing, is trained."""
+    """Heat maps of the data itself: nothing, or next to nothing, is trained."""
 
     meaning: str
     datasets: tuple[str, ...]
@@ -96,6 +103,7 @@ class Portrait:
     note: str = ""
 
     def values(self, dataset: str) -> dict[str, Any]:
+        """The fields of the experiment whose data are shown."""
         return {"method": "fedavg", **self.experiment, **self.on_dataset.get(dataset, {})}
 
 
