@@ -8,7 +8,6 @@ from scipy.sparse import csr_array, random_array
 import graft.methods.fedtad.walks as walks
 from graft.methods.fedtad.walks import (
     as_scipy,
-    class_homophily,
     cost,
     estimated,
     exact,
@@ -148,11 +147,3 @@ def test_scipy_sees_the_graph_without_its_spare_nodes():
     found = as_scipy(small.neighbours, 9, 9)
     assert found.shape == (9, 9)
     assert sorted(zip(*found.nonzero(), strict=True)) == sorted(map(tuple, graphs[1].edges.T.tolist()))
-
-
-def test_homophily_of_each_class():
-    edges = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])  # the path, both directions
-    found = class_homophily(edges, np.array([0, 0, 1]), 3)
-    np.testing.assert_array_equal(found, [0.5, 0, np.nan])
-    once = class_homophily(np.array([[0, 1, 2], [1, 2, 2]]), np.array([0, 0, 1]), 3)
-    np.testing.assert_array_equal(once, found)

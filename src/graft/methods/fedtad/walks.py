@@ -132,16 +132,3 @@ def blocks(width: Numbers) -> Iterator[Places]:
     """Groups of rows in their order, each of as many entries as may be held at once, and of one row at least."""
     last = np.cumsum(width) // BLOCK
     yield from np.split(np.arange(len(width)), np.flatnonzero(np.diff(last)) + 1)
-
-
-def class_homophily(edges: Places, labels: Places, classes: int) -> Numbers:
-    """For each class the share of its edges whose ends are both in it; not a number where a class touches no edge.
-
-    `edges` is [2, edges]; directions and self-loops do not count.
-    """
-    pairs = np.unique(np.sort(edges[:, edges[0] != edges[1]], axis=0), axis=1)
-    ends = labels[pairs]
-    inside = np.bincount(ends[0][ends[0] == ends[1]], minlength=classes)
-    touched = np.bincount(ends[0], minlength=classes) + np.bincount(ends[1], minlength=classes) - inside
-    shares: Numbers = np.divide(inside, touched, out=np.full(classes, np.nan), where=touched > 0)
-    return shares
