@@ -1,0 +1,1 @@
+"""Tests that anybody can run against a method of their own."""
