@@ -33,7 +33,7 @@ def experiment_options() -> list[inspect.Parameter]:
         group = GROUPS.get(field.name, group)
         if field.name != "settings":  # these are set one by one, with --set
             option = typer.Option(help=help_of(field, hints[field.name]), rich_help_panel=group)
-            annotation = Annotated[Optional[type_of(field)], option]  # noqa: UP045  (Typer reads it at run time)
+            annotation: Any = Annotated[Optional[type_of(field)], option]  # noqa: UP045  (Typer reads it at run time)
             options.append(
                 inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             )

@@ -129,7 +129,7 @@ class Experiment:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.perturbed_clients != "all":
-            self.perturbation.chosen(self.clients)
+            self.perturbation.client_ids(self.clients)
         parse_memory(self.memory)
 
     @property

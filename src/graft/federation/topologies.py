@@ -1,6 +1,6 @@
-"""Who hears whom in a round without a server: graphs over the peers, and the weights of their links.
+"""Topologies of rounds without a server: graphs over the peers, and the mixing weights of their links.
 
-A topology is a function of (round, peers, seed) alone, so every peer works it out by itself and all agree. In its
+A topology is a function of (round, peers, seed) alone, so every peer computes it by itself and all agree. In its
 matrix `links[i, j]` is the weight with which peer i hears peer j; the diagonal is the weight of its own model.
 """
 
@@ -41,15 +41,15 @@ class Topology:
 
     @cached_property
     def file(self) -> LinkFile | None:
-        """What the file holds, if the links come from one; read once, so that a run may replace what it replays."""
+        """The links of the file, if they come from one; read once, so that a run may overwrite what it replays."""
         return None if self.name in TOPOLOGIES else read_links(self.name)
 
     def check(self, peers: int, rounds: int) -> None:
-        """Refuse before a run what its rounds would trip over."""
+        """Refuse before a run what would fail in its rounds."""
         if self.file is not None:
             self.file.check(peers, rounds)
         else:
-            draw(self.name, tuple(self.options.items()), peers, 1, 0)
+            draw_graph(self.name, tuple(self.options.items()), peers, 1, 0)
 
     def links(
         self,
@@ -60,42 +60,42 @@ class Topology:
         exchange: str = "",
         mixing: Mixing | None = None,
     ) -> Tensor:
-        """The weights of a round among its members; peers that do not take part are left out before weighing.
+        """The mixing weights of a round; peers that do not participate are removed before links are weighted.
 
         They are [members, members], or [members, parts, members] where a recorded exchange sent parts apart. With
         `mixing`, links are weighted so instead.
         """
         mixing = mixing or self.mixing
         if self.file is None:
-            moment = round if self.name in CHANGING else 0
-            heard = draw(self.name, tuple(self.options.items()), peers, moment, seed)
+            drawn_in = round if self.name in CHANGING else 0
+            heard = draw_graph(self.name, tuple(self.options.items()), peers, drawn_in, seed)
         else:
-            heard = self.file.at(round, peers, exchange)
+            heard = self.file.matrix(round, peers, exchange)
             if self.file.weights != "none":
-                # Who sends shares itself out in a push; else who hears does.
-                wanted = torch.from_numpy(heard if mixing != "push" else heard.swapaxes(0, -1))
-                links = among(wanted[members], members, total=1.0 if self.file.weights == "relative" else None)
+                # In a push the weights of a sender are normalised; else those of a receiver.
+                weights = torch.from_numpy(heard if mixing != "push" else heard.swapaxes(0, -1))
+                links = renormalise(weights[members], members, total=1.0 if self.file.weights == "relative" else None)
                 return links if mixing != "push" else links.transpose(0, -1)
         return torch.from_numpy(MIXINGS[mixing](heard[np.ix_(members, members)]))
 
 
-def among(wanted: Tensor, members: list[int], total: float | None = None) -> Tensor:
-    """Links [members, ..., peers] to those who are there only: they take over the weight of those who are not.
+def renormalise(weights: Tensor, members: list[int], total: float | None = None) -> Tensor:
+    """Links [members, ..., peers] restricted to the members, which take over the weight of absent peers.
 
-    Rows sum to what they did, or to `total`. Who hears nobody at all hears itself.
+    Rows sum to what they did, or to `total`. A peer that hears nobody at all hears itself.
     """
-    present = wanted[..., members]
+    present = weights[..., members]
     after = present.sum(-1, keepdim=True)
-    before = wanted.sum(-1, keepdim=True) if total is None else torch.full_like(after, total)
+    before = weights.sum(-1, keepdim=True) if total is None else torch.full_like(after, total)
     alone = torch.eye(len(members)).to(present).view(len(members), *[1] * (present.dim() - 2), len(members))
     return torch.where(after > 0, present * (before / after), alone)
 
 
 @lru_cache(maxsize=8)
-def draw(name: str, options: tuple[tuple[str, Any], ...], peers: int, moment: int, seed: int) -> Matrix:
-    """The graph of a topology in a round; moment 0 stands for all rounds of one that does not change."""
-    random = np.random.default_rng(seed_for(seed, moment, "topology", name))
-    heard = TOPOLOGIES[name](peers, moment, random, **dict(options))
+def draw_graph(name: str, options: tuple[tuple[str, Any], ...], peers: int, round: int, seed: int) -> Matrix:
+    """The graph of a topology in a round; round 0 stands for all rounds of one that does not change."""
+    random = np.random.default_rng(seed_for(seed, round, "topology", name))
+    heard: Matrix = TOPOLOGIES[name](peers, round, random, **dict(options))
     heard.flags.writeable = False  # kept for the next exchange
     return heard
 
@@ -137,9 +137,9 @@ def regular(peers: int, _round: int, random: Random, k: int = 4) -> Matrix:
     heard = circulant(peers, k // 2)
     if k % 2:
         half = peers // 2
-        for one in range(half):
-            heard[one, one + half] = heard[one + half, one] = 1
-    edges = [(int(one), int(other)) for one, other in np.argwhere(np.triu(heard))]
+        for peer in range(half):
+            heard[peer, peer + half] = heard[peer + half, peer] = 1
+    edges = [(int(peer), int(other)) for peer, other in np.argwhere(np.triu(heard))]
     for _ in range(10 * len(edges)):
         first, second = random.integers(len(edges), size=2)
         (a, b), (c, d) = edges[first], edges[second]
@@ -147,8 +147,8 @@ def regular(peers: int, _round: int, random: Random, k: int = 4) -> Matrix:
             c, d = d, c
         if len({a, b, c, d}) < 4 or heard[a, d] or heard[c, b]:
             continue
-        for one, other, value in ((a, b, 0), (c, d, 0), (a, d, 1), (c, b, 1)):
-            heard[one, other] = heard[other, one] = value
+        for peer, other, linked in ((a, b, 0), (c, d, 0), (a, d, 1), (c, b, 1)):
+            heard[peer, other] = heard[other, peer] = linked
         edges[first], edges[second] = (a, d), (c, b)
     return heard
 
@@ -157,9 +157,9 @@ def random_peers(peers: int, _round: int, random: Random, k: int | None = None) 
     """Directed, drawn anew every round: each peer hears k others, half of all peers unless k is given."""
     k = min(peers // 2 if k is None else k, peers - 1)
     heard = np.zeros((peers, peers))
-    for one in range(peers):
-        others = np.delete(np.arange(peers), one)
-        heard[one, random.choice(others, k, replace=False)] = 1
+    for peer in range(peers):
+        others = np.delete(np.arange(peers), peer)
+        heard[peer, random.choice(others, k, replace=False)] = 1
     return heard
 
 
@@ -195,11 +195,11 @@ def matching(peers: int, round: int, random: Random) -> Matrix:
 def tournament(peers: int, _round: int, random: Random, level: int = 0) -> Matrix:
     """Pairs of one level of a tournament drawn anew every round: after levels 0, 1, 2, ... all have met; level=0."""
     order = random.permutation(peers)  # the same on all levels of a round
-    place = np.arange(peers)
-    partner = place ^ (1 << level)
+    position = np.arange(peers)
+    partner = position ^ (1 << level)
     paired = partner < peers  # without a power of two some have nobody to meet
     heard = np.zeros((peers, peers))
-    heard[order[place[paired]], order[partner[paired]]] = 1
+    heard[order[position[paired]], order[partner[paired]]] = 1
     return heard
 
 
@@ -219,8 +219,8 @@ def exponential(peers: int, round: int, _random: Random, k: int = 1) -> Matrix:
 
 def circulant(peers: int, reach: int) -> Matrix:
     """Everybody on a circle hears the next `reach` peers on both sides."""
-    apart = np.abs(np.subtract.outer(np.arange(peers), np.arange(peers)))
-    near: Matrix = (np.minimum(apart, peers - apart) <= reach) & (apart > 0)
+    distance = np.abs(np.subtract.outer(np.arange(peers), np.arange(peers)))
+    near: Matrix = (np.minimum(distance, peers - distance) <= reach) & (distance > 0)
     return near.astype(float)
 
 
@@ -231,13 +231,13 @@ CHANGING = ("random", "random-undirected", "matching", "tournament", "exponentia
 
 
 def uniform(heard: Matrix) -> Matrix:
-    """Everybody takes the plain mean of itself and those it hears: rows sum to 1."""
-    closed = heard + np.eye(len(heard))
-    return np.asarray(closed / closed.sum(1, keepdims=True))
+    """The plain mean of a peer and those it hears: rows sum to 1."""
+    with_self = heard + np.eye(len(heard))
+    return np.asarray(with_self / with_self.sum(1, keepdims=True))
 
 
 def metropolis(heard: Matrix) -> Matrix:
-    """Symmetric and doubly stochastic: the mean over all peers is kept. Links become mutual first."""
+    """Symmetric, doubly stochastic weights, which preserve the mean over all peers; links become mutual first."""
     mutual = np.maximum(heard, heard.T)
     degree = mutual.sum(1)
     weights = mutual / (1 + np.maximum.outer(degree, degree))
@@ -254,9 +254,9 @@ MIXINGS: dict[str, Callable[[Matrix], Matrix]] = {"uniform": uniform, "metropoli
 
 
 def spectral_gap(links: Tensor) -> float:
-    """How fast symmetric links bring peers together: one less the second greatest eigenvalue in size; 1 is at once."""
-    sizes = np.sort(np.abs(np.linalg.eigvalsh(links.double().numpy())))
-    return float(1 - sizes[-2]) if len(sizes) > 1 else 1.0
+    """One minus the second largest absolute eigenvalue of symmetric links: 1 brings peers together at once, 0 never."""
+    magnitudes = np.sort(np.abs(np.linalg.eigvalsh(links.double().numpy())))
+    return float(1 - magnitudes[-2]) if len(magnitudes) > 1 else 1.0
 
 
 # Links from a file.
@@ -274,25 +274,25 @@ class LinkFile:
     weights: Literal["none", "relative", "exact"]  # none: only who hears whom
 
     def check(self, peers: int, rounds: int) -> None:
-        """Every round must have links, and they must be between peers that exist."""
+        """Refuse a round without links, and links between peers that do not exist."""
         missing = [round for round in range(1, rounds + 1) if round not in self.rounds and 0 not in self.rounds]
         if missing:
             raise InputError(f"{self.path} has no links for round {missing[0]}, but there are to be {rounds} rounds.")
-        named = {one for some in self.rounds.values() for links in some.values() for link in links for one in link[:2]}
-        strange = sorted(one for one in named if not 0 <= one < peers)
-        if strange:
-            raise InputError(f"{self.path} names peer {strange[0]}, but there are peers 0 to {peers - 1} only.")
+        links = [link for exchanges in self.rounds.values() for links in exchanges.values() for link in links]
+        unknown = sorted(peer for link in links for peer in link[:2] if not 0 <= peer < peers)
+        if unknown:
+            raise InputError(f"{self.path} names peer {unknown[0]}, but there are peers 0 to {peers - 1} only.")
 
-    def at(self, round: int, peers: int, exchange: str) -> Matrix:
-        """The matrix [peers, peers] of an exchange, or [peers, parts, peers]."""
+    def matrix(self, round: int, peers: int, exchange: str) -> Matrix:
+        """The weights [peers, peers] of an exchange, or [peers, parts, peers]."""
         exchanges = self.rounds.get(round, self.rounds.get(0, {}))
-        found = exchanges.get(exchange) or (next(iter(exchanges.values())) if len(exchanges) == 1 else None)
-        if found is None:
-            has = ", ".join(exchanges) or "none at all"
-            raise InputError(f"{self.path} has no links of exchange '{exchange}' for round {round}: it has {has}.")
-        parts = 1 + max(link[3] for link in found)
+        links = exchanges.get(exchange) or (next(iter(exchanges.values())) if len(exchanges) == 1 else None)
+        if links is None:
+            possible = ", ".join(exchanges) or "none at all"
+            raise InputError(f"{self.path} has no links of exchange '{exchange}' for round {round}: it has {possible}.")
+        parts = 1 + max(link[3] for link in links)
         matrix = np.zeros((peers, max(parts, 1), peers))
-        for to, sender, weight, part in found:
+        for to, sender, weight, part in links:
             matrix[to, max(part, 0), sender] = weight
         if self.weights == "none":
             matrix[np.arange(peers), :, np.arange(peers)] = 0  # everybody hears itself anyhow
@@ -300,19 +300,19 @@ class LinkFile:
 
 
 def read_links(path: str) -> LinkFile:
-    """A CSV file with columns `to`, `from` and perhaps `weight` and `round`, or the rounds.jsonl of a run."""
+    """The links of a CSV file with columns `to`, `from` and perhaps `weight` and `round`, or of a run's rounds.jsonl."""
     file = Path(path)
     try:
-        found = read_record(file) if file.suffix == ".jsonl" else read_table(file)
+        links = read_recorded_links(file) if file.suffix == ".jsonl" else read_csv_links(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, csv.Error) as error:
-        form = "the rounds.jsonl of a run" if file.suffix == ".jsonl" else "CSV with columns to, from"
-        raise InputError(f"{path} is not a file of links ({form}): {error}.") from error
-    if not found.rounds:
+        kind = "the rounds.jsonl of a run" if file.suffix == ".jsonl" else "CSV with columns to, from"
+        raise InputError(f"{path} is not a file of links ({kind}): {error}.") from error
+    if not links.rounds:
         raise InputError(f"{path} holds no links.")
-    return found
+    return links
 
 
-def read_table(file: Path) -> LinkFile:
+def read_csv_links(file: Path) -> LinkFile:
     rounds: Rounds = {}
     with file.open(encoding="utf-8", newline="") as lines:
         table = csv.DictReader(lines)
@@ -321,26 +321,27 @@ def read_table(file: Path) -> LinkFile:
             raise ValueError(f"its columns are {', '.join(columns) or 'none'}")
         for row in table:
             weight = float(row["weight"]) if "weight" in columns else 1.0
-            link = checked((int(row["to"]), int(row["from"]), weight, -1))
+            link = check_link((int(row["to"]), int(row["from"]), weight, -1))
             rounds.setdefault(int(row.get("round") or 0), {}).setdefault("", []).append(link)
     return LinkFile(str(file), rounds, "relative" if "weight" in columns else "none")
 
 
-def read_record(file: Path) -> LinkFile:
+def read_recorded_links(file: Path) -> LinkFile:
     rounds: Rounds = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        for exchange, some in record.get("links", {}).items():
+        for exchange, recorded in record.get("links", {}).items():
             links = [
-                checked((int(to), int(sender), float(weight), int(part[0]) if part else -1))
-                for to, sender, weight, *part in some
+                check_link((int(to), int(sender), float(weight), int(part[0]) if part else -1))
+                for to, sender, weight, *part in recorded
             ]
             if links:
                 rounds.setdefault(int(record["round"]), {})[exchange] = links
     return LinkFile(str(file), rounds, "exact")
 
 
-def checked(link: Link) -> Link:
+def check_link(link: Link) -> Link:
+    """The link itself; refused where its weight or part is impossible."""
     to, sender, weight, part = link
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"the link from {sender} to {to} has the weight {weight}")

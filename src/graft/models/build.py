@@ -31,30 +31,37 @@ def build_model(
     if isinstance(model, nn.Module):
         return OwnModel(model)
     name, depth = parse_model(model)
-    entry = MODELS[name]
+    entry: Any = MODELS[name]
     if isinstance(entry, type) and issubclass(entry, LayeredModel):
         return build_layered(entry, model, features, classes, depth=depth or 2, **settings)
-    if depth is not None and name != model:
+    if depth is not None:
         raise InputError(f"Model '{name}' takes no depth, so there is no '{model}'.")
+    return build_own(entry, name, features, classes, seed, settings)
+
+
+def build_own(entry: Any, name: str, features: int, classes: int, seed: int, settings: dict[str, Any]) -> Model:
+    """What your own class or function makes of a number of features and of classes."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(seed, 0, "module", MODELS.label(name)))
+        torch.default_generator.manual_seed(seed_for(seed, 0, "module", MODELS.label(name)))
         try:
             built = entry(features, classes, **accepted(entry, settings))
         except Exception as error:  # code that somebody brought may raise anything
             reason = MODELS.failure(name, error)
             raise InputError(
-                f"Model '{model}' cannot be made for {features} features and {classes} classes: {reason}."
+                f"Model '{name}' cannot be made for {features} features and {classes} classes: {reason}."
             ) from error
     if isinstance(built, nn.Module):
         built = OwnModel(built)
         built.name = MODELS.label(name)
     if not isinstance(built, Model):
-        raise InputError(f"Model '{model}' is neither a graft.Model nor an nn.Module but a {type(built).__name__}.")
+        raise InputError(f"Model '{name}' is neither a graft.Model nor an nn.Module but a {type(built).__name__}.")
     return built
 
 
 def build_layered(kind: type[LayeredModel], name: str, features: int, classes: int, **settings: Any) -> Model:
     """Layers of one kind, refused where the settings leave a model that cannot be."""
+    if not kind.kind:
+        raise InputError(f"Model '{name}' has no name: give {kind.__name__} one, as kind: ClassVar[str] = \"net\".")
     built = kind(features, classes, **settings)
     if built.hidden == 0:
         raise InputError(f"Model '{name}' with a conv head has no layer left for its embedding; use {built.kind}2.")
