@@ -18,9 +18,10 @@ from graft.data.graphs import Graph, adjacency
 from graft.engines.in_process import InProcess
 from graft.experiments.build import build_federation, build_setup
 from graft.experiments.experiment import Experiment, make_experiment, make_method
+from graft.experiments.given import Given
 from graft.experiments.reports.figures import Heat, heat_maps
 from graft.experiments.reports.report import STYLE, html_table
-from graft.experiments.run import Given, run_experiment
+from graft.experiments.run import run_experiment
 from graft.experiments.studies.study import Portrait
 from graft.files import write_text
 from graft.tensors.trees import broadcast_tree
