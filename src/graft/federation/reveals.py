@@ -15,20 +15,29 @@ DATA = ("features", "edges", "labels")  # what a client's data consist of
 
 @dataclass(frozen=True)
 class Reveals:
-    """One field of a message: what it is, and which of the client's data it depends on."""
+    """One field of a message: what it is, and which of the client's data it depends on.
+
+    That is what it is computed from beside the messages that the client was sent before: a mean over nodes of what a
+    received model predicts depends on features and edges, although others trained that model on their labels.
+    """
 
     what: str
     depends_on: tuple[str, ...] = DATA
-    model: bool = False  # whether it is trained weights, of the shape of a model
+    model: bool = False  # whether it is trained weights, or an update or a gradient of the shape of some
+    raw: bool = False  # whether it is the data themselves, as no message may be that does not say so
+    when: str = ""  # the settings with which it is sent, or depends on anything, if not always
 
     def __str__(self) -> str:
-        return f"{self.what} (depends on {', '.join(self.depends_on) or 'no data but its amount'})"
+        condition = f", only {self.when}" if self.when else ""
+        return f"{self.what} (depends on {', '.join(self.depends_on) or 'no data but its amount'}){condition}"
 
 
 MODEL = Reveals("weights of a model trained on the client's data", model=True)
+NODES = Reveals("number of nodes", ())
 NODE_COUNTS = Reveals("numbers of nodes, of all and in each mask", ())
 VOTE = Reveals("the client's vote in an average: a number of nodes", ())
 SCORES = Reveals("how many nodes a model classifies correctly")
+RANDOM_LINKS = Reveals("the peers that it wants to hear, drawn at random", ())
 
 
 def declared(method: Any) -> dict[str, Reveals]:
@@ -36,3 +45,10 @@ def declared(method: Any) -> dict[str, Reveals]:
     kind = method if isinstance(method, type) else type(method)
     tables: list[Mapping[str, Reveals]] = [vars(base).get("reveals", {}) for base in reversed(kind.__mro__)]
     return {field: reveals for table in tables for field, reveals in table.items()}
+
+
+def covering(table: Mapping[str, Reveals], field: str) -> str | None:
+    """Returns the key of a table that covers a field: its own, or the nearest branch that it is in."""
+    while field not in table and "/" in field:
+        field = field.rpartition("/")[0]
+    return field if field in table else None

@@ -4,7 +4,7 @@ Intelligence 45, 2023."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.reveals import Reveals
 from graft.federation.topologies import Topology
 from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree, unsqueeze_to
 
@@ -27,6 +28,11 @@ class DFedAvgM(PeerMethod):
     Quantised, they send updates instead, and each adds the mix of these to its own model. Where all started from one
     model, that is the mix of the models; where they did not, their differences stay.
     """
+
+    reveals: ClassVar = {
+        "share_move/steps": Reveals("quantised update of the peer's model", model=True, when="if bits is not 0"),
+        "share_move/size": Reveals("size of a quantisation step of that update", when="if bits is not 0"),
+    }
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9  # theta: momentum of SGD
     bits: Literal[0, 8, 16] = 0  # of every quantised number; 0: models are sent as they are

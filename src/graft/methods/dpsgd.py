@@ -4,10 +4,11 @@ A case study for decentralized parallel stochastic gradient descent. NeurIPS 201
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.reveals import MODEL
 from graft.federation.topologies import Topology
 from graft.tensors.trees import Tree, Weights, add_update, difference
 
@@ -23,6 +24,8 @@ MUTUAL = Topology("random-undirected", mixing="metropolis")
 @dataclass(frozen=True)
 class DPSGD(PeerMethod):
     """Peers train and mix with their neighbours by weights that preserve the mean over all peers."""
+
+    reveals: ClassVar = {"share_untrained/model": replace(MODEL, when="if mode is original")}
 
     # fl: train, then mix. dispfl: take a plain mean, then train, as the code of Dis-PFL does. original: compute a
     # gradient, mix, and then take one step of SGD.

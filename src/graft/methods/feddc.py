@@ -4,15 +4,16 @@ correction. CVPR 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from graft.federation.method import step
+from graft.federation.reveals import Reveals
 from graft.methods.fedavg import FedAvg
-from graft.methods.scaffold import Average, add_share, mean_gradient, nothing, votes
+from graft.methods.scaffold import CONTROL, Average, add_share, mean_gradient, nothing, votes
 from graft.tensors.trees import (
     Tree,
     Weights,
@@ -38,6 +39,11 @@ class FedDC(FedAvg):
     A drift includes the update of the round when it is added, so the first average moves twice as far as FedAvg's, even
     with alpha = 0: so the paper and its authors' code have it.
     """
+
+    reveals: ClassVar = {
+        "train/change": CONTROL,
+        "train/drift_norm": Reveals("norm of the sum of the client's updates so far"),
+    }
 
     alpha: Annotated[float, Ge(0)] = 0.1  # weight of the pull towards the received model less the client's drift
     # SCAFFOLD's correction of every gradient. It takes local steps for gradients, which they are with SGD alone: "auto"

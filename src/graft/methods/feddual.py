@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Le
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.reveals import MODEL, VOTE
 from graft.federation.topologies import Topology
 from graft.tensors.trees import Tree, add_update, difference, inner_product, map_tree, unsqueeze_to
 
@@ -27,6 +28,8 @@ class FedDual(PeerMethod):
     Only the abstract of the paper was at hand. Here all pairs meet at once, where the paper's are asynchronous, and its
     noise reduction by private set intersection is left out: report this as pair-wise gossip.
     """
+
+    reveals: ClassVar = {"show/model": MODEL, "show/vote": VOTE}
 
     hierarchical: bool = False  # whether merged pairs merge further within a round, until all have met
     noise: Literal["none", "gaussian", "laplace"] = "none"  # added to an update before anybody receives it

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.federation.method import Method, step
+from graft.federation.reveals import MODEL, Reveals
 from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree, select_clients, write_rows
 
@@ -29,6 +30,11 @@ class FedGTA(Method):
 
     one_model: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
+    reveals: ClassVar = {
+        "train/model": MODEL,
+        "train/moments": Reveals("moments over the client's nodes of propagated labels and predictions, by class"),
+        "train/confidence": Reveals("confidence of the same, weighted by degree and summed over nodes"),
+    }
 
     propagation_steps: Annotated[int, Ge(0)] = 5  # k: how often predictions are propagated
     propagation: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the neighbours in each step, beside the node itself

@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from graft.federation.method import step
+from graft.federation.reveals import MODEL, NODES, VOTE, Reveals
 from graft.methods.fedavg import FedAvg
 from graft.models.ortho_gcn import OrthoGCN, departure
 from graft.tensors.randomness import Stream
@@ -39,6 +40,16 @@ class FedOMD(FedAvg):
     """
 
     experiment_defaults: ClassVar[Mapping[str, Any]] = {"models": "ortho_gcn", "head": "conv"}
+    reveals: ClassVar = {
+        "means/mean": Reveals("mean of every hidden feature over the client's nodes", ("features", "edges")),
+        "means/size": NODES,
+        "means/low": Reveals("smallest hidden feature of all nodes, by layer", ("features", "edges")),
+        "means/high": Reveals("largest hidden feature of all nodes, by layer", ("features", "edges")),
+        "moments/moments": Reveals("central moments of every hidden feature over the nodes", ("features", "edges")),
+        "match/model": MODEL,
+        "match/weight": VOTE,
+        "match/discrepancy": Reveals("distance of its moments to those of all clients", ("features", "edges")),
+    }
 
     alpha: Annotated[float, Ge(0)] = 5e-4  # weight of the pull of the layers towards orthogonal matrices
     beta: Annotated[float, Ge(0)] = 0.1  # weight of the discrepancy; 0: none, and only weights are sent

@@ -3,7 +3,7 @@ Frontiers of Information Technology and Electronic Engineering, 2023."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le
 
 from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
+from graft.federation.reveals import MODEL, VOTE
 from graft.tensors.trees import Tree, Weights, weighted_mean
 from graft.training.losses import divergence
 
@@ -29,6 +30,7 @@ class FML(Method):
 
     heterogeneous: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
+    reveals: ClassVar = {"train/meme": MODEL, "train/weight": replace(VOTE, when="if weighting is by_weight")}
 
     alpha: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the local model's loss, beside distillation
     beta: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the meme's loss, beside distillation

@@ -4,7 +4,7 @@ Federated Machine Learning at IJCAI 2019."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, mix_models
+from graft.federation.reveals import MODEL, RANDOM_LINKS, VOTE
 from graft.tensors.trees import Tree, flatten, trainable, unflatten
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Gossip(PeerMethod):
     One segment and one source is plain gossip. Means are weighted as the experiment sets it (weight_by). Buffers are
     not exchanged.
     """
+
+    reveals: ClassVar = {"cut/segments": MODEL, "cut/vote": VOTE, "pull/links": RANDOM_LINKS}
 
     segments: Annotated[int, Ge(1)] = 10  # S: number of segments of a model
     sources: Annotated[int, Ge(0)] = 2  # R: from how many peers a segment is pulled; 0 is local training

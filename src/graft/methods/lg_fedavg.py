@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from graft.errors import InputError
 from graft.federation.method import Method, step
+from graft.federation.reveals import VOTE, Reveals
 from graft.tensors.trees import Tree, Weights, flatten, weighted_mean
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class LGFedAvg(Method):
     """
 
     capturable: ClassVar[bool] = True
+    reveals: ClassVar = {
+        "train/shared": Reveals("weights of the shared part of the client's trained model", model=True),
+        "train/weight": VOTE,
+    }
 
     share: Literal["head", "all", "nothing"] = "head"  # what is sent: "all" is FedAvg, "nothing" is local training
 

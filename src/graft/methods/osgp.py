@@ -4,7 +4,7 @@ ICML 2019."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, heard_mask, mix_models
+from graft.federation.reveals import Reveals
 from graft.federation.topologies import Topology
 from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree, trainable, unflatten, unsqueeze_to
 
@@ -29,6 +30,11 @@ class OSGP(PeerMethod):
     larger sum and a larger mass, so all models tend to the plain mean although links are directed. Peers train their
     models for the experiment's epochs, and updates are added to the sums in proportion to the mass.
     """
+
+    reveals: ClassVar = {
+        "push/sum": Reveals("sum of shares of models, its own trained one among them", model=True),
+        "push/mass": Reveals("sum of the same shares of the number 1", ()),
+    }
 
     delay: Annotated[int, Ge(0)] = 1  # tau: rounds until a message arrives; 0 is SGP, which is synchronous
     fan_out: Annotated[int, Ge(1)] = 1  # number of peers that a peer sends to in a round

@@ -4,7 +4,7 @@ Workshop on Federated Learning for User Privacy and Data Confidentiality at ICML
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, heard_mask, mix_models
+from graft.federation.reveals import RANDOM_LINKS, Reveals
 from graft.tensors.trees import Tree, Weights, select_clients
 from graft.training.losses import mean_over
 
@@ -27,6 +28,14 @@ class PENS(PeerMethod):
 
     The original is asynchronous: models are pushed and wait for their recipient. Here all pull at once.
     """
+
+    reveals: ClassVar = {
+        "sample/links": RANDOM_LINKS,
+        "choose/links": Reveals(
+            "the peers that it wants to hear, whose models fitted its own nodes best",
+            when="if it tried more models than it took",
+        ),
+    }
 
     sampled: Annotated[int, Ge(0)] = 10  # n_s: how many models a peer tries in a round of the first phase
     chosen: Annotated[int, Ge(0)] = 2  # m: how many of them it takes; in the second phase, how many peers it mixes with

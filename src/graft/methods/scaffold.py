@@ -4,13 +4,14 @@ learning. ICML 2020."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt
 from torch import Tensor
 
 from graft.federation.method import step
+from graft.federation.reveals import Reveals
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, weighted_mean
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from graft.federation.server import Server
 
 Average = Literal["uniform", "votes"]
+CONTROL = Reveals("change of the client's control variate: a gradient of its loss, less the one before", model=True)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class SCAFFOLD(FedAvg):
     A client keeps its part as its control variate, of the shape of the model. The server's control is the mean over
     all clients, those that never participated included.
     """
+
+    reveals: ClassVar = {"train/change": CONTROL}
 
     server_step: Annotated[float, Gt(0)] = 1.0  # eta_g: step of the server from its model towards the clients' mean
     # A client's new control: its gradient at the model it received (option I), or the mean of its local steps (option

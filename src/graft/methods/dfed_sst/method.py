@@ -4,13 +4,14 @@ decentralized federated graph learning. arXiv 2508.11530, 2025."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, everyone_else, mix_models
+from graft.federation.reveals import Reveals
 from graft.methods.dfed_sst.fingerprints import (
     EXACT_UP_TO,
     SOURCES,
@@ -39,6 +40,18 @@ class DFedSST(PeerMethod):
     A peer sends everybody how far apart the nodes of its classes are and the soft labels that go with that:
     1 + classes^2 numbers, which reveal what classes it has and how they are scattered.
     """
+
+    reveals: ClassVar = {
+        "links/links": Reveals("the peers that it wants to hear, and how much, by similarity of fingerprints"),
+        "describe/wlsd": Reveals("mean distance in the graph of nodes of one class: how scattered classes are"),
+        "describe/cse": Reveals("mean predictions for the nodes of each class, weighted by how far apart these are"),
+        "describe/features": Reveals("mean features of its nodes", ("features",), when="if similar_by is features"),
+        # What follows is for the run's record alone.
+        "mix/way": Reveals("how far it goes towards the mean of models", when="if search is above 0"),
+        "choose/wlsd": Reveals("the same number as in its fingerprint"),
+        "choose/degree": Reveals("number of peers that it will hear"),
+        "choose/similarity": Reveals("similarity of its fingerprint to those that it heard"),
+    }
 
     k_topo: Annotated[int, Ge(1)] = 10  # rounds between two choices of whom to hear
     include_self: bool = True  # the own model counts in the mean; off is the paper's formula to the letter

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.reveals import MODEL, Reveals
 from graft.federation.topologies import Topology
 from graft.methods.dis_pfl.masks import LEAST, as_bits, erk, from_bits, masked, ordered, packed, top, unpacked
 from graft.tensors.randomness import seed_for, streams
@@ -31,6 +32,12 @@ class DisPFL(PeerMethod):
     A mask selects the weights that a peer has; biases and other vectors are never masked. After every round a peer
     prunes its smallest weights and grows as many others, fewer and fewer of them over the rounds.
     """
+
+    reveals: ClassVar = {
+        "send/dense": MODEL,
+        "send/active": MODEL,
+        "send/bits": Reveals("which weights its mask selects: at random at first, then the largest trained ones"),
+    }
 
     density: Annotated[float, Gt(0), Le(1)] = 0.5  # rho: share of all weights a peer has; 1 is D-PSGD, mode "dispfl"
     # Share of its weights that a peer gives up after the first round; decays to 0 along a cosine.

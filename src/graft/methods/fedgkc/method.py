@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graft.errors import InputError
 from graft.federation.method import Method, step
+from graft.federation.reveals import MODEL, NODES, Reveals
 from graft.methods.fedgkc.distillation import (
     VIEWS,
     neighbourhood_loss,
@@ -47,6 +48,14 @@ class FedGKC(Method):
 
     heterogeneous: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
+    reveals: ClassVar = {
+        "train/copilot": MODEL,
+        "train/size": NODES,
+        "train/strength": Reveals("mean confidence of the copilot over the client's nodes"),
+        "train/clarity": Reveals("mean margin of its predictions, less their similarity to those of neighbours"),
+        "train/knowledge": Reveals("sum of the two"),
+        "train/terms": Reveals("terms of the client's last training losses"),
+    }
 
     copilot: str = "gcn"  # architecture of the travelling model
     alpha: Annotated[float, Ge(0)] = 0.8  # weight of the labels in both losses

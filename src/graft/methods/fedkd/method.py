@@ -3,7 +3,7 @@ Nature Communications 13, 2022."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le
 
 from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
+from graft.federation.reveals import VOTE, Reveals
 from graft.methods.fedkd.compression import apply_update, compress_leaf, rebuild_update
 from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack, weighted_mean
 from graft.training.losses import divergence, mean_over
@@ -34,6 +35,10 @@ class FedKD(Method):
     """
 
     heterogeneous: ClassVar[bool] = True
+    reveals: ClassVar = {
+        "send/change": Reveals("update of the mentee, by training on the client's data, as factors", model=True),
+        "send/weight": replace(VOTE, when="if weighting is by_weight"),
+    }
 
     mentee: str = "gcn"  # architecture of the model that is sent
     distil: Annotated[float, Ge(0)] = 1.0  # weight of the mutual distillation; 0: no distillation

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.federation.method import Method, step
+from graft.federation.reveals import MODEL, VOTE, Reveals
 from graft.methods.fedlit.channels import Channels
 from graft.methods.fedlit.edge_types import initial_centroids, nearest_types, type_views
 from graft.models.architecture import LayeredModel, linear
@@ -37,6 +38,13 @@ class FedLIT(Method):
     one_model: ClassVar[bool] = True
     architecture: ClassVar[str | None] = "gcn"  # of the channels
     capturable: ClassVar[bool] = True
+    reveals: ClassVar = {
+        "train/model": MODEL,
+        "train/model/centroids": Reveals("centroids of the client's clusters of edges, in projected features"),
+        "train/weight": VOTE,
+        "train/present": Reveals("which of these clusters are not empty"),
+        "train/trained": Reveals("number of training nodes with an edge of each cluster"),
+    }
 
     types: Annotated[int, Ge(1), Le(64)] = 2  # m: latent link types; the paper has 4, on graphs known to have several
     em_iterations: Annotated[int, Ge(1), Le(64)] = 1  # of assigning edges and moving centroids before a training step

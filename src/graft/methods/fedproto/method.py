@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graft.errors import InputError
 from graft.federation.method import Method, step
+from graft.federation.reveals import Reveals
 from graft.methods.fedproto.prototypes import (
     class_means,
     distances,
@@ -40,6 +41,10 @@ class PrototypeMethod(Method):
 
     heterogeneous: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
+    reveals: ClassVar = {
+        "train/prototypes": Reveals("mean embedding of the client's training nodes of each class"),
+        "train/counts": Reveals("number of training nodes of each class", ("labels",)),
+    }
 
     lam: Annotated[float, Ge(0)] = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
     inference: Literal["head", "prototype"] = "head"  # predict by the classifier, or by the nearest prototype

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.federation.method import step
+from graft.federation.reveals import Reveals
 from graft.graphs.fleet_graph import FleetGraph
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedsage_plus.lesson import Lesson, dense_features, make_lesson, nearest_features
@@ -51,6 +52,16 @@ class FedSagePlus(FedAvg):
 
     architecture: ClassVar[str | None] = "sage"
     supports_batches: ClassVar[bool] = False  # mended graphs are whole
+    reveals: ClassVar = {
+        "imagine/made": Reveals("features that its generator makes for training nodes with hidden neighbours"),
+        "imagine/node": Reveals("which of these were made for the same node"),
+        "judge/gradient": Reveals(
+            "difference of received features to those of the nearest of some real nodes: whoever made them has the real"
+            " features too",
+            ("features", "edges"),
+        ),
+        "mend/generated": Reveals("number of neighbours that its generator makes for all of its nodes"),
+    }
 
     # Share of the validation nodes that are hidden to learn from; 0 mends nothing, as FedSage.
     hidden: Annotated[float, Ge(0), Le(1)] = 0.5

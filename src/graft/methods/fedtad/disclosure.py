@@ -11,8 +11,18 @@ from scipy.sparse import csr_array, vstack
 from torch import Tensor
 
 from graft.data.graphs import Graph
+from graft.federation.reveals import Reveals
 from graft.graphs.fleet_graph import FleetGraph, build_fleet_graph
 from graft.tensors.trees import Tree
+
+ASKED_FOR = "if distil_on is real and reveal_data is set"
+DISCLOSED = {
+    "edges": Reveals("all of the client's edges", ("edges",), raw=True, when=ASKED_FOR),
+    **{
+        name: Reveals("all of its features", ("features",), raw=True, when=ASKED_FOR)
+        for name in ("features", "starts", "columns", "values")
+    },
+}
 
 
 def disclosed(graph: FleetGraph) -> Tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -13,7 +13,8 @@ from torch.nn import functional
 from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.plug import Plug, aggregated, replace_aggregated
-from graft.methods.fedtad.disclosure import disclosed, merge_disclosed
+from graft.federation.reveals import NODES, Reveals
+from graft.methods.fedtad.disclosure import DISCLOSED, disclosed, merge_disclosed
 from graft.methods.fedtad.generator import Generator, generate, pseudo_labels
 from graft.methods.fedtad.lesson import Lesson, Students, SyntheticLesson, mixing_coefficients, teacher_votes
 from graft.methods.fedtad.losses import DIVERGENCES, DIVERSITIES, recognition
@@ -41,6 +42,13 @@ class Distillation(Plug):
     follows them.
     The defaults are what worked best on validation nodes, see docs/results/fedtad.md; `fedtad_paper` has the paper's.
     """
+
+    reveals: ClassVar = {
+        "tell_reliability/reliability": Reveals("similarity of training nodes to their neighbours, summed by class"),
+        "tell_reliability/norm": Reveals("mean norm of the features of the client's nodes", ("features",)),
+        "tell_reliability/size": NODES,
+        **{f"disclose/{name}": reveals for name, reveals in DISCLOSED.items()},
+    }
 
     reliability: Literal["topology", "count", "equal"] = "topology"  # count: of labelled nodes (-nv); equal: -eq
     walk_length: Annotated[int, Ge(1)] = 5  # p: return probabilities of 1 to p steps describe the position of a node
