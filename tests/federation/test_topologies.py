@@ -8,7 +8,7 @@ import torch
 
 from graft.errors import InputError
 from graft.federation import OPTIONS, TOPOLOGIES
-from graft.federation.topologies import CHANGING, Topology, among
+from graft.federation.topologies import CHANGING, Topology, renormalise
 
 MIXINGS = ("uniform", "metropolis", "push")
 UNDIRECTED = ("none", "complete", "ring", "star", "regular", "random-undirected", "small-world", "matching")
@@ -202,13 +202,13 @@ def test_a_star_whose_centre_is_away_is_silent():
 
 def test_those_who_are_there_take_over_the_weight_of_those_who_are_not():
     wanted = torch.tensor([[0.2, 0.3, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    assert torch.equal(among(wanted, [0, 1, 2])[:2], wanted[:2])
-    assert among(wanted, [0, 1, 2])[2].tolist() == [0, 0, 1]  # hears nobody, so itself
-    present = among(wanted[[0, 2]], [0, 2])
+    assert torch.equal(renormalise(wanted, [0, 1, 2])[:2], wanted[:2])
+    assert renormalise(wanted, [0, 1, 2])[2].tolist() == [0, 0, 1]  # hears nobody, so itself
+    present = renormalise(wanted[[0, 2]], [0, 2])
     assert torch.allclose(present, torch.tensor([[0.2 / 0.7, 0.5 / 0.7], [0, 1]]))
-    unequal = among(torch.tensor([[0.1, 0.4, 0.5], [0.0, 1.0, 0.2]]), [0, 1])  # rows that sum to something else
+    unequal = renormalise(torch.tensor([[0.1, 0.4, 0.5], [0.0, 1.0, 0.2]]), [0, 1])  # rows that sum to something else
     assert torch.allclose(unequal, torch.tensor([[0.2, 0.8], [0.0, 1.2]]))
-    by_part = among(torch.stack([wanted[[0, 2]], wanted[[1, 1]]], 1), [0, 2])
+    by_part = renormalise(torch.stack([wanted[[0, 2]], wanted[[1, 1]]], 1), [0, 2])
     assert torch.allclose(by_part[:, 0], present)
     assert torch.equal(by_part[:, 1], torch.eye(2))  # the one it wants is away
 

@@ -300,7 +300,7 @@ class LinkFile:
 
 
 def read_links(path: str) -> LinkFile:
-    """The links of a CSV file with columns `to`, `from` and perhaps `weight` and `round`, or of a run's rounds.jsonl."""
+    """The links of a CSV file (to, from, perhaps weight and round) or of the rounds.jsonl of a run."""
     file = Path(path)
     try:
         links = read_recorded_links(file) if file.suffix == ".jsonl" else read_csv_links(file)
