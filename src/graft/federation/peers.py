@@ -15,7 +15,7 @@ from graft.federation.fleet import Fleet
 from graft.federation.method import LinkRecord, Method, step
 from graft.federation.reveals import MODEL, SCORES
 from graft.federation.server import Server
-from graft.federation.topologies import Topology, among, spectral_gap
+from graft.federation.topologies import Topology, renormalise, spectral_gap
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, Weights, check_message, flatten, map_tree, squared_distance, weighted_mean
 from graft.training.optimizers import Training
@@ -206,7 +206,7 @@ class Peers:
         if wanted.dim() not in (2, 3) or wanted.shape[-1] != peers:
             shape = tuple(wanted.shape[1:])
             raise TypeError(f"step '{along.__name__}' gives links {shape}; there must be one for each of {peers} peers")
-        return among(wanted, self.members)
+        return renormalise(wanted, self.members)
 
     def _keep(self, step: Callable[..., Any], turn: int, replies: Replies) -> None:
         for path, leaf in flatten(replies.stacked()):
