@@ -22,6 +22,7 @@ from random import Random
 from threading import Thread
 
 CASE_SECONDS = 60
+FINE = {"equal", "refused"}
 SETTINGS = dict(
     dataset="synthetic:nodes=60,degree=4,classes=3,features=6",
     clients=3,
@@ -385,8 +386,8 @@ SUBJECTS = {
 # The worker, and who watches it.
 
 
-def work(subject: str, numbers: range) -> None:
-    """Runs cases and says of each, a line at a time, that it begins and how it ended."""
+def work(subjects: list[str], numbers: range) -> None:
+    """Runs cases, of all subjects in turn, and says of each, a line at a time, that it begins and how it ended."""
     import warnings
 
     from graft.errors import GraftError
@@ -395,9 +396,11 @@ def work(subject: str, numbers: range) -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(Path(folder))
         for number in numbers:
+            subject = subjects[number % len(subjects)]
             print(json.dumps({"begins": number}), flush=True)
             try:
-                outcome = "equal" if SUBJECTS[subject](runs, Random(f"{subject} {number}")) else "differs"
+                equal = SUBJECTS[subject](runs, Random(f"{subject} {number // len(subjects)}"))
+                outcome = "equal" if equal else "differs"
             except GraftError as error:
                 one_sentence = str(error).endswith(".") and "\n" not in str(error).strip()
                 outcome = "refused" if one_sentence else f"no sentence: {error}"
@@ -406,20 +409,24 @@ def work(subject: str, numbers: range) -> None:
             print(json.dumps({"ended": number, "outcome": outcome}), flush=True)
 
 
-def run_cases(subject: str, count: int, first: int = 0) -> dict[str, list[int]]:
-    """Returns the numbers of the cases by their outcomes: equal, refused, or something that must not be."""
-    outcomes: dict[str, list[int]] = {}
-    next_case, end = first, first + count
+def run_cases(subjects: list[str], count: int, first: int = 0) -> dict[str, Counter[str]]:
+    """Returns how often each outcome was seen by subject: equal, refused, or something that must not be.
+
+    There are `count` cases of every subject, from a first one on.
+    """
+    outcomes: dict[str, Counter[str]] = {subject: Counter() for subject in subjects}
+    next_case, end = first * len(subjects), (first + count) * len(subjects)
     while next_case < end:
-        for number, outcome in watch(subject, range(next_case, end)):
-            outcomes.setdefault(outcome, []).append(number)
+        for number, outcome in watch(subjects, range(next_case, end)):
+            label = outcome if outcome in FINE else f"{outcome} (case {number // len(subjects)})"
+            outcomes[subjects[number % len(subjects)]][label] += 1
             next_case = number + 1
     return outcomes
 
 
-def watch(subject: str, numbers: range):
+def watch(subjects: list[str], numbers: range):
     """Yields case by case what a worker says, and at last, where it died or hung, that it did."""
-    command = [sys.executable, "-m", "tests.damage", subject, str(numbers.start), str(numbers.stop)]
+    command = [sys.executable, "-m", "tests.damage", ",".join(subjects), str(numbers.start), str(numbers.stop)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
     lines: Queue[str | None] = Queue()
@@ -452,23 +459,15 @@ def watch(subject: str, numbers: range):
         worker.stdout.close()
 
 
-def summary(outcomes: dict[str, list[int]]) -> str:
-    counts = Counter({outcome: len(numbers) for outcome, numbers in outcomes.items()})
-    return ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-
-
 def main() -> None:
-    """`python -m tests.damage all COUNT` tries everything; with a subject and two numbers it is a worker."""
+    """`python -m tests.damage all COUNT` tries everything; with subjects and two numbers it is a worker."""
     if sys.argv[1] != "all":
-        work(sys.argv[1], range(int(sys.argv[2]), int(sys.argv[3])))
+        work(sys.argv[1].split(","), range(int(sys.argv[2]), int(sys.argv[3])))
         return
     for subject in SUBJECTS:
         begun = time.perf_counter()
-        outcomes = run_cases(subject, int(sys.argv[2]))
-        print(f"{subject}: {summary(outcomes)} ({time.perf_counter() - begun:.0f} s)", flush=True)
-        for outcome, numbers in outcomes.items():
-            if outcome not in ("equal", "refused"):
-                print(f"   {numbers[:10]} {outcome}", flush=True)
+        outcomes = run_cases([subject], int(sys.argv[2]))[subject]
+        print(f"{subject}: {dict(outcomes)} ({time.perf_counter() - begun:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":
