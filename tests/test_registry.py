@@ -300,6 +300,10 @@ def test_a_run_of_a_file_is_resumed_from_another_folder(folder, monkeypatch):
         graft.run("own.py:FedSoft", out="run", checkpoint_every=1, progress=crash, **settings)
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
+    (folder / "own.py").write_text(OWN.replace("self.softness / 10", "self.softness / 5"))
+    with pytest.raises(InputError, match="has changed since this run began"):
+        graft.resume("../run")
+    (folder / "own.py").write_text(OWN)
     resumed = graft.resume("../run")
     assert same(resumed.server, unbroken.server)
     assert resumed.summary["dataset"] == "load_ring"

@@ -36,6 +36,7 @@ class Origin:
     device: str
     threads: Annotated[int, Ge(1)]
     memory: Count  # bytes that clients are planned to fit into, which decides what is computed together
+    code: str = ""  # checksum of the files of a method, models or data that are not Graft's own
 
     __pydantic_config__ = STRICT
 
@@ -60,6 +61,8 @@ class Origin:
             )
         if now.models != self.models:
             raise InputError("The models are not those that this run began with.")
+        if now.code != self.code:
+            raise InputError("The file of the method, of a model or of the dataset has changed since this run began.")
         if now.device != self.device:
             raise InputError(
                 f"This run began on the device {self.device}, and goes on there only, not on {now.device}."

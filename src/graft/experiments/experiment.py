@@ -243,6 +243,16 @@ def resolved(experiment: Experiment) -> Experiment:
     )
 
 
+def own_files(experiment: Experiment) -> list[Path]:
+    """The files that the method, its plug, the models and the dataset of an experiment come from, if not from Graft."""
+    models = experiment.models
+    names = [experiment.method, experiment.plug, *(list_models(models) if isinstance(models, str) else models)]
+    if experiment.dataset != GIVEN:
+        names.append(parse_dataset(experiment.dataset).name)
+    references = filter(None, map(parse_reference, names))
+    return [reference.path for reference in references if reference.is_file]
+
+
 def absolute(table: Registry[Any], name: str) -> str:
     return table.resolved(name) if parse_reference(name) else name
 

@@ -32,6 +32,7 @@ from graft.experiments.experiment import (
     ExperimentSettings,
     experiment_text,
     make_experiment,
+    own_files,
     read_experiment,
 )
 from graft.experiments.given import Given, describe
@@ -155,6 +156,7 @@ def origin_of(experiment: Experiment, setup: Setup, shared: Federation, threads:
         device=setup.device.type,
         threads=threads,
         memory=setup.memory or 0,
+        code=checksum(*(file.read_bytes() for file in own_files(experiment))),
     )
 
 
