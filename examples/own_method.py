@@ -1,0 +1,66 @@
+"""A method of your own, in a file of its own: Yin, Chen, Kannan and Bartlett: Byzantine-robust distributed learning:
+towards optimal statistical rates. ICML 2018.
+
+    graft run --method examples/own_method.py:TrimmedMean --set trim=0.3
+    graft check-method examples/own_method.py:TrimmedMean
+"""
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Lt
+
+import graft
+from graft import Method, Reveals, Tree, map_tree, step
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Method):
+    """Clients train copies of one model; of every weight the server takes the mean without the extremes."""
+
+    one_model: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
+    reveals: ClassVar = {"train/model": Reveals("weights of a model trained on the client's data", model=True)}
+
+    trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2  # share of the clients that is left out at either end
+
+    def start_server(self, server):
+        server.state.model = server.initial()
+
+    def round(self, server, clients):
+        replies = clients.ask(self.train, server.state.model)
+        left_out = int(self.trim * len(clients))
+        kept = slice(left_out, len(clients) - left_out)
+        server.state.model = map_tree(lambda leaf: leaf.sort(0).values[kept].mean(0), replies.model)
+
+    @step
+    def train(self, fleet, model):
+        fleet.state.model = fleet.fit(model, lambda weights, batch: batch.label_loss(weights))
+        return Tree(model=fleet.state.model)
+
+    def shared(self, server):
+        return server.state.model
+
+
+def stop_in_round_8(record):
+    if record["round"] == 8:
+        signal.raise_signal(signal.SIGINT)  # as Ctrl-C would
+
+
+def main() -> None:
+    method = f"{Path(__file__).resolve()}:TrimmedMean"  # as on the command line, so that `resume` finds it again
+    setting = dict(clients=5, partition="random", split="5/20/75", rounds=12, checkpoint_every=4, seed=0)
+    whole = graft.run(method, "digits", settings={"trim": 0.3}, **setting)
+    print(whole)
+    with TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        graft.run(method, "digits", settings={"trim": 0.3}, out=run, progress=stop_in_round_8, **setting)
+        resumed = graft.resume(run)
+    print(f"stopped in round 8 and resumed: {'the same' if resumed.accuracy == whole.accuracy else 'another'} result")
+
+
+if __name__ == "__main__":
+    main()
