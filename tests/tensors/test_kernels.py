@@ -48,7 +48,7 @@ def test_long_rows_are_left_to_the_library(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(kernels, "product", never)
-    entries = kernels.SHORT + 1
+    entries = kernels.LONGEST_ROW + 1
     starts = torch.tensor([0, entries], dtype=torch.int32, device=THERE)
     columns = torch.arange(entries, dtype=torch.int32, device=THERE)
     matrix = BlockSparse(starts, columns, None, 1, (1, entries))
@@ -112,15 +112,15 @@ def test_attention_without_kernels_is_the_same(monkeypatch):
         return [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
 
     wanted = results()
-    monkeypatch.setattr(kernels, "attends", lambda _: False)
+    monkeypatch.setattr(kernels, "supports_attention", lambda _: False)
     torch.testing.assert_close(results(), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat", "sage", "gin", "sgc"])
 def test_clients_padded_for_sums_in_parts_learn_what_they_learn_on_the_cpu(name, monkeypatch):
-    for where in ("graft.tensors.sparse.MANY", "graft.models.gat.MANY"):
+    for where in ("graft.tensors.sparse.MANY_NODES", "graft.models.gat.MANY_NODES"):
         monkeypatch.setattr(where, 8)
-    monkeypatch.setattr("graft.tensors.sparse.PART", 4)
+    monkeypatch.setattr("graft.tensors.sparse.CHUNK_NODES", 4)
     setup = toy_setup(FedAvg(), models=name, dropout=0.5, sizes=(13, 11, 9))
     setups = [replace(setup, device=device) for device in (HERE, THERE)]
     here, there = (play(setup, rounds=2) for setup in setups)

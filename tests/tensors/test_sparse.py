@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from graft.graphs.fleet_graph import build_fleet_graph
-from graft.tensors.sparse import MANY, BlockSparse, _TallProduct, attention, stacked_product
+from graft.tensors.sparse import MANY_NODES, BlockSparse, _TallProduct, attention, stacked_product
 from tests.memory import crowded_graph, gather_rows, peak_of
 
 
@@ -272,7 +272,7 @@ def test_products_of_any_width_and_their_gradients_are_plain_ones(inputs, output
         torch.testing.assert_close(found, torch.autograd.grad((dense @ weight).square().sum(), needed)[0])
 
 
-@pytest.mark.parametrize("nodes", [MANY, MANY + 37])
+@pytest.mark.parametrize("nodes", [MANY_NODES, MANY_NODES + 37])
 def test_a_long_product_and_its_gradients_are_the_plain_ones(nodes):
     draw = torch.Generator().manual_seed(0)
     given = [torch.randn(2, *shape, generator=draw) for shape in ((nodes, 5), (5, 3), (nodes, 3))]

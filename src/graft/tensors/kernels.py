@@ -1,7 +1,7 @@
-"""A few CUDA kernels of our own, for what a round does most and PyTorch does in many launches.
+"""CUDA kernels of our own, for what a round does most and PyTorch does in many launches.
 
-They are compiled when they are first needed, by the compiler that comes with PyTorch; where there is none, callers do
-the same with PyTorch's own operations.
+They are compiled when they are first needed, by the compiler that comes with PyTorch; where there is none, callers
+fall back to PyTorch's own operations.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 PRODUCT = r"""
-// Rows of a sparse matrix times a dense one. A warp has a row and looks up 32 entries of it at a time; so many threads
-// as a row of the dense one needs add up an entry, and several entries are under way at once. Values may be those of
-// another order: then `order` says where each is.
+// Rows of a sparse matrix times a dense one. A warp has a row and loads 32 entries of it at a time; LANES threads add
+// an entry, as many as a row of the dense one needs, and several entries are in flight at once. Values may be in
+// another order: then `order` is the permutation.
 extern "C" __global__ void NAME(
     const int* starts, const int* columns, const float* values, const long long* order, const PART* dense, PART* out,
     int rows, int width)
@@ -27,29 +27,29 @@ extern "C" __global__ void NAME(
     if (row >= rows) return;
     int first = starts[row], stop = starts[row + 1];
     for (int left = 0; left < width; left += LANES) {
-        int place = left + lane % LANES;
+        int feature = left + lane % LANES;
         PART sum = {};
         for (int begin = first; begin < stop; begin += 32) {
             int entry = begin + lane, count = min(32, stop - begin);
             int column = entry < stop ? columns[entry] : 0;
             float value = entry < stop && values ? values[order ? order[entry] : entry] : 1.0f;
-            #pragma unroll 8  // a fixed number of times, so that several loads are under way together
+            #pragma unroll 8  // a fixed number of times, so that several loads are in flight together
             for (int next = 0; next < 32; next += 32 / LANES) {
                 int from = next + group;
                 int node = __shfl_sync(~0u, column, from);
-                float share = __shfl_sync(~0u, value, from);
-                if (from < count && place < width) {
-                    PART found = dense[(long long)node * width + place];
+                float weight = __shfl_sync(~0u, value, from);
+                if (from < count && feature < width) {
+                    PART term = dense[(long long)node * width + feature];
                     ADD
                 }
             }
         }
-        for (int away = 16; away >= LANES; away /= 2) { MERGE }
-        if (group == 0 && place < width) out[row * width + place] = sum;
+        for (int offset = 16; offset >= LANES; offset /= 2) { MERGE }
+        if (group == 0 && feature < width) out[row * width + feature] = sum;
     }
 }
 """
-PARTS = {1: ("float", [""]), 4: ("float4", [".x", ".y", ".z", ".w"])}  # by how many columns a thread holds
+PARTS = {1: ("float", [""]), 4: ("float4", [".x", ".y", ".z", ".w"])}  # by how many columns a thread loads
 
 DRAWS = r"""
 typedef unsigned long long word;
@@ -61,47 +61,47 @@ __device__ word mix(word bits)
     return bits ^ (bits >> 31);
 }
 
-__device__ word draw(word key, int draws, word place)
+__device__ word draw(word key, int draws, word index)
 {
-    return mix((place + 1) * 0x9E3779B97F4A7C15ull + mix(key + draws));
+    return mix((index + 1) * 0x9E3779B97F4A7C15ull + mix(key + draws));
 }
 
 // Fresh 64-bit numbers, one row an owner.
 extern "C" __global__ void bits(const word* keys, word* out, int draws, int count)
 {
-    int place = blockIdx.x * blockDim.x + threadIdx.x;
-    if (place < count) out[(long long)blockIdx.y * count + place] = draw(keys[blockIdx.y], draws, place);
+    int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index < count) out[(long long)blockIdx.y * count + index] = draw(keys[blockIdx.y], draws, index);
 }
 
 // Values times `scale`, or zero: an entry is kept where its 8 or 16 bits of a word are at least the threshold. A thread
-// has four entries of a row, which never span two words. Rows may be some of those that are drawn for; then `nodes`
-// says which.
-extern "C" __global__ void dropped(
+// has four entries of a row, which never span two words. Rows may be a subset of those that are drawn for: then `nodes`
+// are their indices.
+extern "C" __global__ void dropout(
     const word* keys, const float* from, const long long* nodes, float* out, int draws, int rows, int width, int size,
     int least, double scale)
 {
-    unsigned fours = (width + 3) / 4, place = blockIdx.x * blockDim.x + threadIdx.x;
-    unsigned row = place / fours, column = place % fours * 4, words = (width * size + 63) / 64;
+    unsigned quads = (width + 3) / 4, quad = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned row = quad / quads, column = quad % quads * 4, words = (width * size + 63) / 64;
     if (row >= rows) return;
-    long long owner = blockIdx.y, here = (owner * rows + row) * width + column;
+    long long owner = blockIdx.y, start = (owner * rows + row) * width + column;
     word node = nodes ? nodes[owner * rows + row] : row;
-    word found = draw(keys[owner], draws, node * words + column * size / 64) >> column * size % 64;
-    float kept[4];
-    for (int next = 0; next < 4; next++, found >>= size) {
-        int drawn = size == 8 ? (int)(signed char)found : (int)(short)found;
-        kept[next] = drawn >= least ? (float)scale : 0.0f;
+    word random = draw(keys[owner], draws, node * words + column * size / 64) >> column * size % 64;
+    float factor[4];
+    for (int next = 0; next < 4; next++, random >>= size) {
+        int drawn = size == 8 ? (int)(signed char)random : (int)(short)random;
+        factor[next] = drawn >= least ? (float)scale : 0.0f;
     }
     if (width % 4 == 0) {
-        float4 four = *(const float4*)(from + here);
+        float4 value = *(const float4*)(from + start);
         // What is dropped is zero even where it was infinite.
-        four.x = kept[0] ? four.x * kept[0] : 0;
-        four.y = kept[1] ? four.y * kept[1] : 0;
-        four.z = kept[2] ? four.z * kept[2] : 0;
-        four.w = kept[3] ? four.w * kept[3] : 0;
-        *(float4*)(out + here) = four;
+        value.x = factor[0] ? value.x * factor[0] : 0;
+        value.y = factor[1] ? value.y * factor[1] : 0;
+        value.z = factor[2] ? value.z * factor[2] : 0;
+        value.w = factor[3] ? value.w * factor[3] : 0;
+        *(float4*)(out + start) = value;
     } else {
         for (int next = 0; next < 4 && column + next < width; next++)
-            out[here + next] = kept[next] ? from[here + next] * kept[next] : 0;
+            out[start + next] = factor[next] ? from[start + next] * factor[next] : 0;
     }
 }
 """
@@ -112,109 +112,110 @@ extern "C" __global__ void adam(
     float* weights, const float* gradients, float* first, float* second, const float* steps, int size,
     double rate, double decay)
 {
-    __shared__ float one, two;
+    __shared__ float first_correction, second_correction;
     if (threadIdx.x == 0) {
-        double taken = steps[blockIdx.y];
-        one = 1 - pow(0.9, taken);
-        two = sqrt(1 - pow(0.999, taken));
+        double step = steps[blockIdx.y];
+        first_correction = 1 - pow(0.9, step);
+        second_correction = sqrt(1 - pow(0.999, step));
     }
     __syncthreads();
-    int place = blockIdx.x * blockDim.x + threadIdx.x;
-    if (place >= size) return;
-    long long entry = (long long)blockIdx.y * size + place;
+    int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= size) return;
+    long long entry = (long long)blockIdx.y * size + index;
     float weight = weights[entry], gradient = gradients[entry] + (float)decay * weight;
     float mean = 0.9f * first[entry] + 0.1f * gradient;
     float square = 0.999f * second[entry] + 0.001f * gradient * gradient;
     first[entry] = mean;
     second[entry] = square;
-    weights[entry] = weight - (float)rate / one * mean / (sqrtf(square) / two + 1e-8f);
+    weights[entry] = weight - (float)rate / first_correction * mean / (sqrtf(square) / second_correction + 1e-8f);
 }
 """
 
 ATTENTION = r"""
 __device__ float leaky(float value, float slope) { return value > 0 ? value : slope * value; }
 
-__device__ float total(float value)
+__device__ float warp_sum(float value)
 {
-    for (int away = 16; away; away /= 2) value += __shfl_xor_sync(~0u, value, away);
+    for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
     return value;
 }
 
-// How much every row takes of each of its entries: the softmax over them of leaky_relu(target + source). A warp has a
-// row. An entry whose `kept` is zero gets nothing.
-extern "C" __global__ void shares(
+// The attention weight of every entry: the softmax over its row of leaky_relu(target + source). A warp has a row. The
+// weight of an entry whose `kept` is zero is zero.
+extern "C" __global__ void attention_weights(
     const int* starts, const int* columns, const float* kept, const float* target, const float* source, float* out,
     int rows, double slope)
 {
     long long row = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     int first = starts[row] + threadIdx.x % 32, stop = starts[row + 1];
-    float mine = target[row], most = -3.4e38f, sum = 0;
+    float own = target[row], largest = -3.4e38f, sum = 0;
     for (int entry = first; entry < stop; entry += 32) {
-        float score = leaky(mine + source[columns[entry]], slope);
-        if (!kept || kept[entry] != 0) most = fmaxf(most, score);
+        float score = leaky(own + source[columns[entry]], slope);
+        if (!kept || kept[entry] != 0) largest = fmaxf(largest, score);
         out[entry] = score;
     }
-    for (int away = 16; away; away /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, away));
+    for (int offset = 16; offset; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
     for (int entry = first; entry < stop; entry += 32) {
-        float part = !kept || kept[entry] != 0 ? expf(out[entry] - most) : 0;
-        out[entry] = part;
-        sum += part;
+        float weight = !kept || kept[entry] != 0 ? expf(out[entry] - largest) : 0;
+        out[entry] = weight;
+        sum += weight;
     }
-    sum = total(sum);
+    sum = warp_sum(sum);
     for (int entry = first; entry < stop; entry += 32) out[entry] /= sum;
 }
 
-// The way back: from the gradient of the rows, [rows, width], to that of every entry's target + source, and of targets.
-extern "C" __global__ void shares_back(
-    const int* starts, const int* columns, const float* target, const float* source, const float* share,
+// Backward: from the gradient of the rows, [rows, width], to that of every entry's target + source, and of targets.
+extern "C" __global__ void attention_weights_backward(
+    const int* starts, const int* columns, const float* target, const float* source, const float* alpha,
     const PART* gradient, const PART* values, float* out, float* to_target, int rows, int width, double slope)
 {
     long long row = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     int lane = threadIdx.x % 32, first = starts[row] + lane, stop = starts[row + 1];
-    float mine = target[row], mean = 0, sum = 0;
+    float own = target[row], mean = 0, sum = 0;
     for (int entry = first; entry < stop; entry += 32) {
-        const PART *left = gradient + row * width, *right = values + (long long)columns[entry] * width;
-        float found = 0;
-        for (int place = 0; place < width; place++) {
-            PART one = left[place], other = right[place];
+        const PART *row_gradient = gradient + row * width, *row_values = values + (long long)columns[entry] * width;
+        float to_alpha = 0;
+        for (int feature = 0; feature < width; feature++) {
+            PART left = row_gradient[feature], right = row_values[feature];
             DOT
         }
-        out[entry] = found;
-        mean += share[entry] * found;
+        out[entry] = to_alpha;
+        mean += alpha[entry] * to_alpha;
     }
-    mean = total(mean);
+    mean = warp_sum(mean);
     for (int entry = first; entry < stop; entry += 32) {
-        float found = share[entry] * (out[entry] - mean);
-        found *= mine + source[columns[entry]] > 0 ? 1 : (float)slope;
-        out[entry] = found;
-        sum += found;
+        float to_score = alpha[entry] * (out[entry] - mean);
+        to_score *= own + source[columns[entry]] > 0 ? 1 : (float)slope;
+        out[entry] = to_score;
+        sum += to_score;
     }
-    sum = total(sum);
+    sum = warp_sum(sum);
     if (lane == 0) to_target[row] = sum;
 }
 
-// Sums of one value an entry over each row; values may be in another order, as above.
-extern "C" __global__ void sums(const int* starts, const float* values, const long long* order, float* out, int rows)
+// The sum over each row of one value an entry; values may be in another order, as above.
+extern "C" __global__ void row_sums(
+    const int* starts, const float* values, const long long* order, float* out, int rows)
 {
     long long row = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     float sum = 0;
     for (int entry = starts[row] + threadIdx.x % 32; entry < starts[row + 1]; entry += 32)
         sum += values[order ? order[entry] : entry];
-    sum = total(sum);
+    sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) out[row] = sum;
 }
 """
 
 BLOCK = 256  # threads of a block
-SHORT = 1024  # the most entries of a row that one warp should go through
+LONGEST_ROW = 1024  # entries of a row that one warp should go through, at the most
 
 
 @cache
-def kernel(source: str, name: str) -> Any:
-    """A compiled kernel, or nothing where it cannot be had."""
+def compile_kernel(source: str, name: str) -> Any:
+    """A compiled kernel, or None where none can be compiled."""
     try:
         return torch.cuda._compile_kernel(source, name)
     except (AttributeError, OSError, RuntimeError) as error:
@@ -225,57 +226,58 @@ def kernel(source: str, name: str) -> Any:
 def product(
     starts: Tensor, columns: Tensor, values: Tensor | None, dense: Tensor, order: Tensor | None = None
 ) -> Tensor | None:
-    """A sparse matrix without long rows times a dense one; nothing where there is no such kernel.
+    """A sparse matrix without long rows times a dense one; None where there is no such kernel.
 
     The value of entry e is values[order[e]], where there is an order.
     """
     rows, width = len(starts) - 1, dense.shape[1]
     dense = dense.contiguous()
-    per = vector_lanes(width, dense)
-    lanes = min(32, 1 << (width // per - 1).bit_length())
-    run = row_product(lanes, per)
-    if run is None:
+    vector = vector_width(width, dense)
+    lanes = min(32, 1 << (width // vector - 1).bit_length())
+    launch = product_kernel(lanes, vector)
+    if launch is None:
         return None
     out = dense.new_empty(rows, width)
-    arguments = [starts, columns, or_null(values, dense), or_null(order, starts), dense, out, rows, width // per]
-    run(warps(rows), (BLOCK, 1, 1), arguments)
+    arguments = [starts, columns, or_null(values, dense), or_null(order, starts), dense, out, rows, width // vector]
+    launch(warp_grid(rows), (BLOCK, 1, 1), arguments)
     return out
 
 
-def vector_lanes(width: int, *tensors: Tensor) -> int:
-    """How many columns a thread can read at once."""
-    return 4 if width % 4 == 0 and all(one.data_ptr() % 16 == 0 for one in tensors) else 1
+def vector_width(width: int, *tensors: Tensor) -> int:
+    """The number of columns that a thread can load at once."""
+    return 4 if width % 4 == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in tensors) else 1
 
 
-def warps(rows: int) -> tuple[int, int, int]:
+def warp_grid(rows: int) -> tuple[int, int, int]:
     """A grid with a warp for every row."""
     return -(-rows * 32 // BLOCK), 1, 1
 
 
 def or_null(values: Tensor | None, like: Tensor) -> Tensor:
-    """An argument that a kernel sees as null where there is none."""
+    """The values, or an empty tensor of the same dtype, which a kernel sees as a null pointer."""
     return like.new_empty(0) if values is None else values.contiguous()
 
 
 def supports_attention(values: Tensor) -> bool:
-    """Whether `shares`, `shares_back` and `sums` can be had for such values."""
-    return values.is_cuda and values.dtype == torch.float32 and attention_kernel("sums") is not None
+    """Whether there are attention kernels for such values."""
+    return values.is_cuda and values.dtype == torch.float32 and attention_kernel("row_sums") is not None
 
 
 @cache
-def attention_kernel(name: str, per: int = 1) -> Any:
-    kind, axes = PARTS[per]
-    dot = " ".join(f"found += one{axis} * other{axis};" for axis in axes)
-    return kernel(ATTENTION.replace("PART", kind).replace("DOT", dot), name)
+def attention_kernel(name: str, vector: int = 1) -> Any:
+    """One of the kernels of ATTENTION, for vectors of so many columns."""
+    kind, axes = PARTS[vector]
+    dot = " ".join(f"to_alpha += left{axis} * right{axis};" for axis in axes)
+    return compile_kernel(ATTENTION.replace("PART", kind).replace("DOT", dot), name)
 
 
 def attention_weights(
     starts: Tensor, columns: Tensor, kept: Tensor | None, target: Tensor, source: Tensor, slope: float
 ) -> Tensor:
-    """How much every row takes of each of its entries, flat; `target` and `source` are one number a row."""
+    """The attention weight of every entry, [entries]; `target` and `source` are one number a row."""
     out, rows = target.new_empty(len(columns)), len(starts) - 1
     arguments = [starts, columns, or_null(kept, out), target, source, out, rows, slope]
-    attention_kernel("shares")(warps(rows), (BLOCK, 1, 1), arguments)
+    attention_kernel("attention_weights")(warp_grid(rows), (BLOCK, 1, 1), arguments)
     return out
 
 
@@ -284,70 +286,74 @@ def attention_weights_backward(
     columns: Tensor,
     target: Tensor,
     source: Tensor,
-    share: Tensor,
+    alpha: Tensor,
     gradient: Tensor,
     values: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """From the gradient of what rows took, [rows, width], to those of each entry's target + source, and of targets."""
+    """The gradients of each entry's target + source and of targets, from the gradient of the rows, [rows, width]."""
     rows, width = gradient.shape
-    per = vector_lanes(width, gradient, values)
-    out, to_target = torch.empty_like(share), torch.empty_like(target)
-    arguments = [starts, columns, target, source, share, gradient, values, out, to_target, rows, width // per, slope]
-    attention_kernel("shares_back", per)(warps(rows), (BLOCK, 1, 1), arguments)
+    vector = vector_width(width, gradient, values)
+    out, to_target = torch.empty_like(alpha), torch.empty_like(target)
+    arguments = [starts, columns, target, source, alpha, gradient, values, out, to_target, rows, width // vector, slope]
+    attention_kernel("attention_weights_backward", vector)(warp_grid(rows), (BLOCK, 1, 1), arguments)
     return out, to_target
 
 
-def sums(starts: Tensor, values: Tensor, order: Tensor) -> Tensor:
-    """Sums of one value an entry over each row, where the value of entry e is values[order[e]]."""
+def row_sums(starts: Tensor, values: Tensor, order: Tensor) -> Tensor:
+    """The sum over each row of one value an entry, where the value of entry e is values[order[e]]."""
     rows = len(starts) - 1
     out = values.new_empty(rows)
-    attention_kernel("sums")(warps(rows), (BLOCK, 1, 1), [starts, values, order, out, rows])
+    attention_kernel("row_sums")(warp_grid(rows), (BLOCK, 1, 1), [starts, values, order, out, rows])
     return out
 
 
 @cache
-def row_product(lanes: int, per: int) -> Any:
-    kind, axes = PARTS[per]
-    name = f"product_{lanes}_{per}"
-    add = " ".join(f"sum{axis} += share * found{axis};" for axis in axes)
-    merge = " ".join(f"sum{axis} += __shfl_down_sync(~0u, sum{axis}, away);" for axis in axes)
+def product_kernel(lanes: int, vector: int) -> Any:
+    """The kernel of PRODUCT for so many threads an entry, each with a vector of so many columns."""
+    kind, axes = PARTS[vector]
+    name = f"product_{lanes}_{vector}"
+    add = " ".join(f"sum{axis} += weight * term{axis};" for axis in axes)
+    merge = " ".join(f"sum{axis} += __shfl_down_sync(~0u, sum{axis}, offset);" for axis in axes)
     source = PRODUCT
     for word, meaning in (("NAME", name), ("LANES", str(lanes)), ("PART", kind), ("ADD", add), ("MERGE", merge)):
         source = source.replace(word, meaning)
-    return kernel(source, name)
+    return compile_kernel(source, name)
 
 
 def draw_bits(keys: Tensor, draws: int, count: int) -> Tensor | None:
-    """What `Stream.bits` gives."""
-    run = kernel(DRAWS, "bits")
-    if run is None or count == 0:
+    """The numbers of `Stream.bits`; None where there is no such kernel."""
+    launch = compile_kernel(DRAWS, "bits")
+    if launch is None or count == 0:
         return None
     out = torch.empty(len(keys), count, dtype=torch.int64, device=keys.device)
-    run((-(-count // BLOCK), len(keys), 1), (BLOCK, 1, 1), [keys, out, draws, count])
+    launch((-(-count // BLOCK), len(keys), 1), (BLOCK, 1, 1), [keys, out, draws, count])
     return out
 
 
 def dropout(
     keys: Tensor, draws: int, values: Tensor, nodes: Tensor | None, size: int, least: int, scale: float
 ) -> Tensor | None:
-    """Values [owners, rows, width] times `scale` where `Stream.keep` says so, zero elsewhere; rows are all, or these
-    nodes, [owners, rows]."""
-    run = kernel(DRAWS, "dropped")
-    if run is None or values.numel() == 0:
+    """Values [owners, rows, width] times `scale` where `Stream.keep` keeps them, zero elsewhere; rows are those of all
+    nodes, or of these, [owners, rows]. None where there is no such kernel."""
+    launch = compile_kernel(DRAWS, "dropout")
+    if launch is None or values.numel() == 0:
         return None
     owners, rows, width = values.shape
     out = torch.empty_like(values)
-    if values.data_ptr() % 16:  # four of them are read at a time
+    if values.data_ptr() % 16:  # four of them are loaded at a time
         values = values.clone()
     grid = -(-rows * -(-width // 4) // BLOCK), owners, 1
-    run(grid, (BLOCK, 1, 1), [keys, values, or_null(nodes, keys), out, draws, rows, width, size, least, scale])
+    launch(grid, (BLOCK, 1, 1), [keys, values, or_null(nodes, keys), out, draws, rows, width, size, least, scale])
     return out
 
 
 def supports_adam(leaves: Iterable[Tensor]) -> bool:
-    """Whether `adam` can take the steps of all these leaves."""
-    return all(leaf.is_cuda and leaf.dtype == torch.float32 for leaf in leaves) and kernel(ADAM, "adam") is not None
+    """Whether `adam` can update all these leaves."""
+    return (
+        all(leaf.is_cuda and leaf.dtype == torch.float32 for leaf in leaves)
+        and compile_kernel(ADAM, "adam") is not None
+    )
 
 
 def adam(
@@ -357,4 +363,4 @@ def adam(
     size = weights.numel() // len(weights)
     grid = -(-size // BLOCK), len(weights), 1
     arguments = [weights, gradients, first, second, steps, size, rate, decay]
-    kernel(ADAM, "adam")(grid, (BLOCK, 1, 1), arguments)
+    compile_kernel(ADAM, "adam")(grid, (BLOCK, 1, 1), arguments)

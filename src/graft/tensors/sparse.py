@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,24 +34,26 @@ class BlockSparse:
         # No matrix may hold itself, not even through its transpose: its memory would wait for the garbage collector.
         self._transpose: BlockSparse | None = None
         self._transpose_of: weakref.ref[BlockSparse] | None = None
-        self._like: BlockSparse | None = None  # where what depends on the pattern alone is worked out, if not here
+        self._pattern: BlockSparse | None = (
+            None  # the matrix that caches what depends on the pattern alone, if not this
+        )
 
     @property
     def entries(self) -> int:
         return self.columns.numel()
 
     def with_values(self, values: Tensor | None, transposed: Tensor | None = None) -> BlockSparse:
-        """The same pattern with other values; it must be symmetric, as graphs are, and so must the values be,
-        unless those of the transpose are given too."""
-        forward = self._with(values)
+        """The matrix of the same pattern with other values; the pattern must be symmetric, as graphs are, and so must
+        the values be, unless those of the transpose are given too."""
+        forward = self._same_pattern(values)
         forward.symmetric = transposed is None
         if transposed is not None:
-            forward._pair_with(self._with(transposed))
+            forward._pair_with(self._same_pattern(transposed))
         return forward
 
-    def _with(self, values: Tensor | None) -> BlockSparse:
+    def _same_pattern(self, values: Tensor | None) -> BlockSparse:
         other = BlockSparse(self.starts, self.columns, values, self.blocks, (self.rows, self.width))
-        other._like = self._like or self
+        other._pattern = self._pattern or self
         return other
 
     def _pair_with(self, transpose: BlockSparse) -> None:
@@ -60,33 +62,34 @@ class BlockSparse:
     @cached_property
     def row_of(self) -> Tensor:
         """The row of every entry."""
-        if self._like is not None:
-            return self._like.row_of
+        if self._pattern is not None:
+            return self._pattern.row_of
         counts = self.starts.diff()
         rows = torch.arange(len(counts), device=counts.device)
         return torch.repeat_interleave(rows, counts, output_size=self.entries)
 
     @cached_property
     def transpose_permutation(self) -> Tensor:
-        """For every entry of the transpose, which entry of this matrix it is."""
-        if self._like is not None:
-            return self._like.transpose_permutation
+        """The permutation of this matrix's entries that gives those of the transpose."""
+        if self._pattern is not None:
+            return self._pattern.transpose_permutation
         key = self.columns.long() * (self.blocks * self.rows) + self.row_of
         return torch.argsort(key)
 
     @property
     def transpose(self) -> BlockSparse:
+        """The transpose, block by block; kept, so that its transpose is this matrix."""
         if self.symmetric:
             return self
-        known = (self._transpose_of and self._transpose_of()) or self._transpose
-        if known is None:
+        transpose = (self._transpose_of and self._transpose_of()) or self._transpose
+        if transpose is None:
             counts = torch.bincount(self.columns, minlength=self.blocks * self.width)
             starts = functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
             values = None if self.values is None else self.values[self.transpose_permutation]
             columns = self.row_of[self.transpose_permutation].to(torch.int32)
-            known = BlockSparse(starts, columns, values, self.blocks, (self.width, self.rows))
-            self._pair_with(known)
-        return known
+            transpose = BlockSparse(starts, columns, values, self.blocks, (self.width, self.rows))
+            self._pair_with(transpose)
+        return transpose
 
     @cached_property
     def _csr(self) -> Tensor:
@@ -95,8 +98,8 @@ class BlockSparse:
         return csr(self.starts, self.columns, values, size)
 
     @cached_property
-    def folded(self) -> BlockSparse:
-        """The blocks on top of each other instead of along a diagonal."""
+    def stacked(self) -> BlockSparse:
+        """The matrix with its blocks on top of each other instead of along a diagonal."""
         return BlockSparse(
             self.starts, self.columns % self.width, self.values, 1, (self.blocks * self.rows, self.width)
         )
@@ -104,30 +107,30 @@ class BlockSparse:
     def times(self, dense: Tensor) -> Tensor:
         """The product with [blocks, width, d], without gradient."""
         if self.blocks > 1 and dense.stride(0) == 0:  # the same for every block: no need to write it out
-            return self.folded.times(dense[:1]).view(self.blocks, self.rows, -1)
+            return self.stacked.times(dense[:1]).view(self.blocks, self.rows, -1)
         flat = dense.reshape(self.blocks * self.width, -1)
         if self.entries == 0:
             return flat.new_zeros(self.blocks, self.rows, flat.shape[1])
         if flat.device.type == "cpu":
-            # Of a tensor that wants a gradient it would keep more than the product. 0 is the mode "sum".
+            # For a tensor that requires a gradient it would save more than the product. 0 is the mode "sum".
             product = torch.embedding_bag(
                 flat.detach(), self.columns, self.starts, False, 0, False, self.values, include_last_offset=True
             )[0]
         else:
-            plain = flat.dtype == torch.float32 and self._short
-            found = kernels.product(self.starts, self.columns, self.values, flat) if plain else None
-            product = self._csr @ flat if found is None else found
+            supported = flat.dtype == torch.float32 and self._has_short_rows
+            by_kernel = kernels.product(self.starts, self.columns, self.values, flat) if supported else None
+            product = self._csr @ flat if by_kernel is None else by_kernel
         return product.view(self.blocks, self.rows, -1)
 
     @cached_property
-    def _short(self) -> bool:
-        """Whether no row is so long that several groups of threads should share it."""
-        if self._like is not None:
-            return self._like._short
-        return int(self.starts.diff().max()) <= kernels.SHORT
+    def _has_short_rows(self) -> bool:
+        """Whether no row is so long that several groups of threads should alpha it."""
+        if self._pattern is not None:
+            return self._pattern._has_short_rows
+        return int(self.starts.diff().max()) <= kernels.LONGEST_ROW
 
     def dense(self) -> Tensor:
-        """The blocks written out, [blocks, rows, width]."""
+        """The blocks as a dense tensor, [blocks, rows, width]."""
         full = torch.zeros(self.blocks * self.rows, self.width, device=self.columns.device)
         full[self.row_of, self.columns.long() % self.width] = 1.0 if self.values is None else self.values
         return full.view(self.blocks, self.rows, self.width)
@@ -135,98 +138,104 @@ class BlockSparse:
     def __matmul__(self, dense: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return self.times(dense)
-        return _Product.apply(self, dense)  # type: ignore[no-any-return, no-untyped-call]
+        return apply_function(_Product, self, dense)
 
     @cached_property
     def _bounds(self) -> Tensor:
-        """Where each block begins and the last one ends, on the CPU."""
-        if self._like is not None:
-            return self._like._bounds
+        """The offsets of the blocks' entries, on the CPU."""
+        if self._pattern is not None:
+            return self._pattern._bounds
         return self.starts[:: self.rows].long().cpu()
 
     def entries_of(self, chosen: list[int]) -> Tensor | slice:
-        """Where the entries of some blocks stand, in the order given."""
+        """The positions of the entries of some blocks, in the order given."""
         if contiguous(chosen):
             return slice(int(self._bounds[chosen[0]]), int(self._bounds[chosen[-1] + 1]))
         blocks = torch.tensor(chosen)
-        first, stop = self._bounds[blocks], self._bounds[blocks + 1]
-        upto = (stop - first).cumsum(0)
-        places = torch.arange(int(upto[-1]), device=self.columns.device)
-        return places + self._entry_by_entry(stop - upto, blocks)
+        start, stop = self._bounds[blocks], self._bounds[blocks + 1]
+        ends = (stop - start).cumsum(0)
+        positions = torch.arange(int(ends[-1]), device=self.columns.device)
+        return positions + self._repeat_per_entry(stop - ends, blocks)
 
     def values_of(self, chosen: list[int]) -> Tensor | None:
         """The values of some blocks, in the order given."""
         return None if self.values is None else self.values[self.entries_of(chosen)]
 
-    def _entry_by_entry(self, values: Tensor, blocks: Tensor) -> Tensor:
-        """One value a block, repeated for each of its entries; both are on the CPU, so nothing waits for a device."""
+    def _repeat_per_entry(self, values: Tensor, blocks: Tensor) -> Tensor:
+        """Values of blocks repeated for each of their entries; counts are on the CPU, so nothing waits for a device."""
         counts = self._bounds[blocks + 1] - self._bounds[blocks]
         device = self.columns.device
         return torch.repeat_interleave(values.to(device), counts.to(device), output_size=int(counts.sum()))
 
     def select(self, chosen: list[int]) -> BlockSparse:
         """The matrix of some of the blocks, in the order given; a block may be taken more than once."""
-        picked = self._cut(chosen)
-        picked.symmetric = self.symmetric
-        if not self.symmetric:  # training will want it, and it is sorted once here instead of in every cut
-            picked._pair_with(self.transpose._cut(chosen))
-        return picked
+        selected = self._select_blocks(chosen)
+        selected.symmetric = self.symmetric
+        if not self.symmetric:  # training will need it, and it is sorted once here instead of in every selection
+            selected._pair_with(self.transpose._select_blocks(chosen))
+        return selected
 
-    def _cut(self, chosen: list[int]) -> BlockSparse:
+    def _select_blocks(self, chosen: list[int]) -> BlockSparse:
         entries = self.entries_of(chosen)
-        if isinstance(entries, slice):  # one step for all of them, and values need no copy
+        if isinstance(entries, slice):  # contiguous: one shift for all of them, and values need no copy
             starts = self.starts[chosen[0] * self.rows : (chosen[-1] + 1) * self.rows + 1] - entries.start
             columns = self.columns[entries] - chosen[0] * self.width
         else:
             first, stop = (ends.view(self.blocks, self.rows)[chosen] for ends in (self.starts[:-1], self.starts[1:]))
             starts = functional.pad((stop - first).flatten().cumsum(0), (1, 0)).to(torch.int32)
             blocks = torch.tensor(chosen)
-            moves = ((torch.arange(len(chosen)) - blocks) * self.width).to(torch.int32)
-            columns = self.columns[entries] + self._entry_by_entry(moves, blocks)
+            shifts = ((torch.arange(len(chosen)) - blocks) * self.width).to(torch.int32)
+            columns = self.columns[entries] + self._repeat_per_entry(shifts, blocks)
         values = None if self.values is None else self.values[entries]
         return BlockSparse(starts, columns, values, len(chosen), (self.rows, self.width))
 
     def select_rows(self, rows: Tensor, real: Tensor) -> BlockSparse:
-        """The matrix of some rows of every block, [blocks, some]; one that is not real has no entries."""
+        """The matrix of some rows of every block, [blocks, some]; one that is padding has no entries."""
         first = torch.arange(self.blocks, device=rows.device)[:, None] * self.rows
         chosen = (rows + first).flatten()
         counts = self.starts.diff()[chosen] * real.flatten()
         ends = counts.cumsum(0)
         total = int(ends[-1])
-        moves = torch.repeat_interleave(self.starts[chosen] - (ends - counts), counts, output_size=total)
-        entries = torch.arange(total, device=rows.device) + moves
+        shifts = torch.repeat_interleave(self.starts[chosen] - (ends - counts), counts, output_size=total)
+        entries = torch.arange(total, device=rows.device) + shifts
         values = None if self.values is None else self.values[entries]
         starts = functional.pad(ends, (1, 0)).to(torch.int32)
         return BlockSparse(starts, self.columns[entries], values, self.blocks, (rows.shape[1], self.width))
 
     def row_sums(self, values: Tensor) -> Tensor:
-        """Sums of one value an entry over each row, flat."""
+        """The sum over each row of one value an entry, [blocks * rows]."""
         ones = values.new_ones(self.blocks, self.width, 1)
         return self.with_values(values).times(ones).flatten()
 
 
 def contiguous(chosen: list[int]) -> bool:
-    """Whether these are numbers that follow each other."""
+    """Whether these are consecutive numbers."""
     return chosen == list(range(chosen[0], chosen[-1] + 1))
 
 
+def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """`function.apply`, whose types PyTorch does not declare."""
+    output: Tensor = cast(Any, function).apply(*arguments)
+    return output
+
+
 def stacked_product(dense: Tensor, weight: Tensor) -> Tensor:
-    """The product of every client's own matrices, neither of them sparse."""
+    """The batched product of dense matrices, `dense @ weight`, in the form that is fastest on the device."""
     _, inputs, outputs = weight.shape
-    if weight.is_cuda and dense.shape[1] >= MANY:
-        return _TallProduct.apply(dense, weight)  # type: ignore[no-any-return, no-untyped-call]
+    if weight.is_cuda and dense.shape[1] >= MANY_NODES:
+        return apply_function(_TallProduct, dense, weight)
     if weight.is_cuda or outputs >= 16 or inputs < 16:
         return dense @ weight
-    return _TransposedProduct.apply(dense, weight)  # type: ignore[no-any-return, no-untyped-call]
+    return apply_function(_TransposedProduct, dense, weight)
 
 
-PART = 256  # nodes that one product sums over, where a GPU is to work on several at a time
-MANY = 4096  # nodes of a client, from which on that is worth it
+CHUNK_NODES = 256  # nodes that one product sums over, where a GPU is to run several at a time
+MANY_NODES = 4096  # nodes of a client from which on that is worth it
 
 
 def padded_size(nodes: int, device: torch.device) -> int:
-    """So many nodes, or a few more so that they can be taken in parts without copying them."""
-    return -(-nodes // PART) * PART if device.type == "cuda" and nodes >= MANY else nodes
+    """The number of nodes, padded so that they can be viewed as chunks without a copy."""
+    return -(-nodes // CHUNK_NODES) * CHUNK_NODES if device.type == "cuda" and nodes >= MANY_NODES else nodes
 
 
 class _TallProduct(torch.autograd.Function):
@@ -245,15 +254,15 @@ class _TallProduct(torch.autograd.Function):
 
 
 def split_product(left: Tensor, right: Tensor) -> Tensor:
-    """left^T right, [clients, a, b] from [clients, nodes, a] and [clients, nodes, b], some nodes at a time."""
-    whole = left.shape[1] // PART * PART
-    first, second = (one[:, :whole].reshape(-1, PART, one.shape[2]) for one in (left, right))
+    """left^T right, [clients, a, b] from [clients, nodes, a] and [clients, nodes, b], chunk by chunk of the nodes."""
+    whole = left.shape[1] // CHUNK_NODES * CHUNK_NODES
+    first, second = (side[:, :whole].reshape(-1, CHUNK_NODES, side.shape[2]) for side in (left, right))
     summed = (first.mT @ second).view(len(left), -1, left.shape[2], right.shape[2]).sum(1)
     return summed if whole == left.shape[1] else summed + left[:, whole:].mT @ right[:, whole:]
 
 
 class _TransposedProduct(torch.autograd.Function):
-    """The product the other way round: CPUs were seen to be four times as fast at few rows as at few columns."""
+    """The product by transposes: CPUs were seen to be four times as fast at few rows as at few columns."""
 
     @staticmethod
     def forward(ctx: Any, dense: Tensor, weight: Tensor) -> Tensor:
@@ -263,13 +272,13 @@ class _TransposedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         dense, weight = ctx.saved_tensors
-        turned = gradient.mT.contiguous()  # however it was laid out, these are the same products
+        transposed = gradient.mT.contiguous()  # whatever its layout was, these are the same products
         to_dense, to_weight = ctx.needs_input_grad
-        return turned.mT @ weight.mT if to_dense else None, (turned @ dense).mT if to_weight else None
+        return transposed.mT @ weight.mT if to_dense else None, (transposed @ dense).mT if to_weight else None
 
 
 def csr(starts: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
-    """PyTorch's own sparse tensor, without its warnings: the patterns here are right by construction."""
+    """A `torch.sparse_csr_tensor` without warnings and checks: the patterns here are right by construction."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse")
         return torch.sparse_csr_tensor(starts, columns, values, size=size, check_invariants=False)
@@ -287,36 +296,39 @@ class _Product(torch.autograd.Function):
 
 
 def attention(pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float) -> Tensor:
-    """For every node the mean of its neighbours' values, weighted by softmax(leaky_relu(target + source)).
+    """The mean of each node's neighbours' values, weighted by softmax(leaky_relu(target + source)).
 
     `target` and `source` are [blocks, rows], `values` [blocks, rows, d]; the pattern is symmetric, and every row
     has an entry that is not zero.
     """
-    return _Attention.apply(pattern, target, source, values, slope)  # type: ignore[no-any-return, no-untyped-call]
+    return apply_function(_Attention, pattern, target, source, values, slope)
 
 
 class _Attention(torch.autograd.Function):
-    """Written out by hand: between forward and backward only one number an edge is kept."""
+    """With a backward of its own: between forward and backward only one number an edge is saved.
+
+    `alpha` are the attention weights, one an entry.
+    """
 
     @staticmethod
     def forward(ctx: Any, pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float) -> Tensor:
         ctx.pattern, ctx.slope = pattern, slope
-        if kernels.supports_attention(values) and pattern._short:
+        if kernels.supports_attention(values) and pattern._has_short_rows:
             target, source = target.contiguous(), source.contiguous()
-            share = kernels.attention_weights(pattern.starts, pattern.columns, pattern.values, target, source, slope)
-            ctx.save_for_backward(target, source, share, values)
-            return pattern.with_values(share).times(values)
+            alpha = kernels.attention_weights(pattern.starts, pattern.columns, pattern.values, target, source, slope)
+            ctx.save_for_backward(target, source, alpha, values)
+            return pattern.with_values(alpha).times(values)
         rows, columns = pattern.row_of, pattern.columns
         # On a CPU `index_select` was measured four times as fast as an index in brackets.
         raw = target.flatten().index_select(0, rows) + source.flatten().index_select(0, columns)
         score = functional.leaky_relu(raw, slope)
-        if pattern.values is not None:  # an edge that is left out of a view gets no attention
+        if pattern.values is not None:  # an edge that a view masks gets no attention
             score = score.masked_fill(pattern.values == 0, -torch.inf)
-        most = torch.segment_reduce(score, "max", offsets=pattern.starts, unsafe=True)  # it trusts the offsets
-        share = (score - most.index_select(0, rows)).exp_()
-        share /= pattern.row_sums(share).index_select(0, rows)
-        ctx.save_for_backward(raw, share, values)
-        return pattern.with_values(share).times(values)
+        row_max = torch.segment_reduce(score, "max", offsets=pattern.starts, unsafe=True)  # it trusts the offsets
+        alpha = (score - row_max.index_select(0, rows)).exp_()
+        alpha /= pattern.row_sums(alpha).index_select(0, rows)
+        ctx.save_for_backward(raw, alpha, values)
+        return pattern.with_values(alpha).times(values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, Tensor, None]:
@@ -324,19 +336,19 @@ class _Attention(torch.autograd.Function):
         gradient = gradient.contiguous()
         if len(ctx.saved_tensors) == 4:
             return attention_backward(pattern, ctx.saved_tensors, gradient, ctx.slope)
-        raw, share, values = ctx.saved_tensors
+        raw, alpha, values = ctx.saved_tensors
         rows, columns = pattern.row_of, pattern.columns
         # The pattern is symmetric, so the transpose is the same pattern with its entries in another order.
-        to_values = pattern.with_values(share.index_select(0, pattern.transpose_permutation)).times(gradient)
+        to_values = pattern.with_values(alpha.index_select(0, pattern.transpose_permutation)).times(gradient)
         width = pattern.blocks * pattern.rows
         sampled = torch.sparse.sampled_addmm(
-            csr(pattern.starts, columns, torch.zeros_like(share), (width, width)),
+            csr(pattern.starts, columns, torch.zeros_like(alpha), (width, width)),
             gradient.flatten(0, 1),
             values.reshape(width, -1).t(),
             beta=0.0,
         )
-        to_share = sampled.values()
-        to_raw = share * (to_share - pattern.row_sums(share * to_share).index_select(0, rows))
+        to_alpha = sampled.values()
+        to_raw = alpha * (to_alpha - pattern.row_sums(alpha * to_alpha).index_select(0, rows))
         to_raw = torch.ops.aten.leaky_relu_backward(to_raw, raw, ctx.slope, False)
         shape = gradient.shape[:2]
         to_target = pattern.row_sums(to_raw).view(shape)
@@ -348,13 +360,13 @@ def attention_backward(
     pattern: BlockSparse, saved: tuple[Tensor, ...], gradient: Tensor, slope: float
 ) -> tuple[None, Tensor, Tensor, Tensor, None]:
     """The gradients of attention, by kernels of our own."""
-    target, source, share, values = saved
+    target, source, alpha, values = saved
     starts, columns, order = pattern.starts, pattern.columns, pattern.transpose_permutation
     flat, width = gradient.flatten(0, 1), gradient.shape[2]
     rows = values.reshape(-1, width)
-    to_raw, to_target = kernels.attention_weights_backward(starts, columns, target, source, share, flat, rows, slope)
+    to_raw, to_target = kernels.attention_weights_backward(starts, columns, target, source, alpha, flat, rows, slope)
     # The pattern is symmetric, so the transpose is the same pattern with its entries in another order.
-    to_values = kernels.product(starts, columns, share, flat, order)
+    to_values = kernels.product(starts, columns, alpha, flat, order)
     assert to_values is not None
-    to_source = kernels.sums(starts, to_raw, order).view_as(source)
+    to_source = kernels.row_sums(starts, to_raw, order).view_as(source)
     return None, to_target, to_source, to_values.view_as(gradient), None

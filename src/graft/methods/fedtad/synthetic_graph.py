@@ -29,7 +29,7 @@ class SharedMatrix(BlockSparse):
         pattern = complete(models, len(matrix), matrix.device)
         shape = (pattern.rows, pattern.width)
         super().__init__(pattern.starts, pattern.columns, matrix.flatten().repeat(models), models, shape)
-        self._like = pattern
+        self._pattern = pattern
         self.symmetric = symmetric
         self.matrix = matrix
 
