@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from graft.data.datasets import load
     from graft.data.federation import Federation
     from graft.data.graphs import Graph, make_graph
+    from graft.engines.in_process import InProcess
     from graft.errors import GraftError, InputError, MemoryWarning, RunError
     from graft.experiments.build import build_federation, build_setup
     from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
@@ -61,6 +62,7 @@ _MODULES = {
     "data.datasets": ("load",),
     "data.federation": ("Federation",),
     "data.graphs": ("Graph", "make_graph"),
+    "engines.in_process": ("InProcess",),
     "errors": ("GraftError", "InputError", "MemoryWarning", "RunError"),
     "experiments.build": ("build_federation", "build_setup"),
     "experiments.experiment": ("Experiment", "ExperimentSettings", "make_experiment"),
@@ -107,6 +109,7 @@ __all__ = [
     "FleetGraph",
     "GraftError",
     "Graph",
+    "InProcess",
     "InputError",
     "LayeredModel",
     "MemoryWarning",
@@ -159,13 +162,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'graft' has no attribute '{name}'")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take it that any name exists
 
-    return getattr(import_module(f"graft.{_MODULE_OF[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'graft' has no attribute '{name}'")
+        from importlib import import_module
+
+        return getattr(import_module(f"graft.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -66,10 +66,12 @@ def parse_model(text: str) -> tuple[str, int | None]:
     return match[1], depth
 
 
-def __getattr__(name: str) -> Any:
-    """Import what needs PyTorch when it is first used."""
-    if name not in __all__:
-        raise AttributeError(f"module 'graft.models' has no attribute '{name}'")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take it that any name exists
 
-    return getattr(import_module("graft.models.build"), name)
+    def __getattr__(name: str) -> Any:
+        """Import what needs PyTorch when it is first used."""
+        if name not in __all__:
+            raise AttributeError(f"module 'graft.models' has no attribute '{name}'")
+        from importlib import import_module
+
+        return getattr(import_module("graft.models.build"), name)
