@@ -165,14 +165,14 @@ def test_peers_describe_their_graph_as_their_model_sees_it_before_mixing():
         assert played.client(client).wlsd.tolist() == pytest.approx([1, 2, 2.115772], abs=1e-6)
         (fleet,) = [one for one in engine.fleets if client in one.clients]
         alone = fleet.select([fleet.clients.index(client)])
-        alone.state = Tree(trained=map_tree(lambda leaf: leaf.unsqueeze(0), played.client(client).trained))
+        alone.state.update(trained=map_tree(lambda leaf: leaf.unsqueeze(0), played.client(client).trained))
         graph = setup.graphs[client]
         soft = alone.predict(alone.state.trained).logits[0, : graph.nodes].softmax(1)
         matrix = Paths(np.searchsorted(graph.edges[0], np.arange(graph.nodes + 1)), graph.edges[1])
-        found = method.describe(alone)
-        assert found.wlsd.item() == pytest.approx(expected, abs=1e-6)
-        assert found.cse[0].numpy() == pytest.approx(fingerprint(matrix, graph.y, soft.numpy()).cse, abs=1e-5)
-        assert found.cse[0].sum(1).numpy() == pytest.approx(rows)
+        described = method.describe(alone)
+        assert described.wlsd.item() == pytest.approx(expected, abs=1e-6)
+        assert described.cse[0].numpy() == pytest.approx(fingerprint(matrix, graph.y, soft.numpy()).cse, abs=1e-5)
+        assert described.cse[0].sum(1).numpy() == pytest.approx(rows)
 
 
 @pytest.mark.parametrize(("disconnected", "wlsd"), [("penalty", 2.115772), ("ignore", 1.0), ("zero", 0.628076)])
@@ -341,7 +341,7 @@ def test_without_selection_peers_are_drawn_anew_and_weighed_as_before():
     fleet = fleet_of(method, 4)
     seen = set()
     for turn in range(20):
-        fleet.begin(1, "choose", turn)
+        fleet = fleet.for_call(1, "choose", turn)
         method.choose(fleet, inbox_of([1.0, 2.0, 3.0, 4.0], torch.eye(4).tolist()))
         heard = fleet.state.links[0] > 0
         seen.add(tuple(heard.tolist()))
@@ -368,7 +368,7 @@ def test_the_defaults_are_the_papers_but_for_search_and_share():
 def test_a_peer_goes_towards_the_mean_as_far_as_its_validation_nodes_like_it(search):
     method = DFedSST(search=search)
     fleet = fleet_of(method, 2)
-    own = fleet.fit(fleet.state.model, lambda weights: method.loss(fleet, weights))
+    own = fleet.fit(fleet.state.model, lambda weights, batch: method.loss(batch, weights))
     fleet.state.trained = own
     far = map_tree(lambda leaf: -9 * leaf[:1].expand(2, *leaf.shape[1:]), own)
     inbox = Tree(
