@@ -1,13 +1,17 @@
 """The command line as people use it."""
 
 import json
+import subprocess
+import sys
+from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
 
 from graft import __version__
 from graft.cli import app
-from graft.federation.topologies import TOPOLOGIES
+from graft.experiments.experiment import GROUPS, Experiment
+from graft.federation import TOPOLOGIES
 from graft.methods import METHODS
 
 DATASET = "synthetic:nodes=120,degree=6,classes=3,features=8"
@@ -28,7 +32,8 @@ def elsewhere(tmp_path, monkeypatch):
 
 def test_version_and_lists():
     assert __version__ in call("--version")
-    assert all(name in call("list", "methods") for name in METHODS)
+    methods = call("list", "methods")
+    assert all(name in methods for name in METHODS)
     assert "digits" in call("list", "datasets")
     assert "architectures" in call("list", "models")
     assert "label-skew" in call("list", "partitions")
@@ -163,3 +168,159 @@ def test_the_report_draws_the_links_of_the_rounds_asked_for(elsewhere):
     refused = CliRunner().invoke(app, ["report", "run", "--rounds", "first"])
     assert refused.exit_code == 2
     assert "--rounds is 'first'" in refused.stderr
+
+
+# Answers before PyTorch is imported.
+
+QUICK = [
+    (["--help"], 0, "check-method"),
+    (["--version"], 0, __version__),
+    (["run", "--help"], 0, "How many clients share the graph. (5)"),
+    (["list"], 0, "fedgkc"),
+    (["list", "methods", "fedgkc"], 0, "smoothing"),
+    (["list", "plugs", "fedtad"], 0, "iterations"),
+    (["list", "models", "gat"], 0, "heads"),
+    *(
+        (["list", what], 0, word)
+        for what, word in {"datasets": "cora", "models": "scales", "studies": "fedgkc"}.items()
+    ),
+    *((["list", what], 0, word) for what, word in {"partitions": "metis", "topologies": "ring"}.items()),
+    (["list", "methods", "fedgkcc"], 2, "did you mean 'fedgkc'"),
+    (["run", "--method", "fedavgg"], 2, "Unknown method 'fedavgg'"),
+    (["run", "--against", "fedavgg"], 2, "Unknown method 'fedavgg'"),
+    (["run", "--method", "gone.py:Mine"], 2, "no file"),
+    (["run", "--plug", "fedtaad"], 2, "Unknown plug"),
+    (["run", "--dataset", "korra"], 2, "no dataset or file 'korra'"),
+    (["run", "--models", "gcn,gcm"], 2, "Unknown model 'gcm'"),
+    (["run", "--partition", "louvian"], 2, "louvian"),
+    (["run", "--method", "dpsgd", "--topology", "torus"], 2, "no topology 'torus'"),
+    (["run", "--method", "dpsgd", "--topology", "random:k=-1"], 2, "at least 0"),
+    (["run", "--method", "fedprox", "--set", "nu=1"], 2, "Unknown setting 'nu'"),
+    (["run", "--clients", "0"], 2, "clients is 0"),
+    (["run", "--clients", "many"], 2, "--clients"),
+    (["run", "--threads", "1000000"], 2, "at most 1024"),
+    (["run", "--features", "log"], 2, "features"),
+    (["run", "--memory", "4"], 2, "memory is '4'"),
+    (["run", "--split", "20/40"], 2, "20/40"),
+    (["run", "--no-such-option"], 2, "--no-such-option"),
+    (["run", "--out", "full"], 2, "exists already"),
+    (["run", "absent.toml"], 2, "no experiment file"),
+    (["resume", "nowhere"], 2, "nowhere"),
+    (["report", "nowhere"], 2, "no finished run"),
+    (["check-method", "gone.py:Mine"], 2, "no file"),
+]
+RUNNER = """
+import json, sys
+from typer.testing import CliRunner
+from graft.cli import app
+for arguments in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    print(json.dumps([result.exit_code, result.output, "torch" in sys.modules]))
+"""
+
+
+def answers_of(commands):
+    """Exit code and output of each command, and whether PyTorch was imported by then, in one fresh process."""
+    command = [sys.executable, "-c", RUNNER, json.dumps(commands)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_help_lists_and_mistakes_are_answered_without_pytorch(elsewhere):
+    (elsewhere / "full").mkdir()
+    (elsewhere / "full" / "thesis.txt").touch()
+    answers = answers_of([arguments for arguments, _, _ in QUICK])
+    for (arguments, code, words), (exit_code, output, imported) in zip(QUICK, answers, strict=True):
+        assert exit_code == code, (arguments, output)
+        assert words in " ".join(output.split()), (arguments, output)
+        assert not imported, arguments
+    assert not (elsewhere / "runs").exists()
+
+
+def test_a_run_imports_pytorch():
+    [(exit_code, _, imported)] = answers_of([["run", *SMALL, "--rounds", "1"]])
+    assert exit_code == 0
+    assert imported
+
+
+def test_a_list_describes_an_entry_with_its_paper_bounds_and_meaning():
+    page = " ".join(call("list", "methods", "fedprox").split())
+    assert "FedAvg with a pull towards the model that was received." in page
+    assert "Federated optimization in heterogeneous networks" in page
+    assert "mu = 0.001 (float, at least 0) strength of the pull; 0 is FedAvg" in page
+    assert "Settings" not in call("list", "methods", "fedavg")
+
+
+def test_every_field_of_an_experiment_is_an_option_in_its_group():
+    page = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    for field in fields(Experiment):
+        assert field.name == "settings" or f" --{field.name.replace('_', '-')} " in page
+    titles = [line.split()[1] for line in page.splitlines() if line.startswith("╭")]
+    assert titles == ["Arguments", "Options", *GROUPS.values()]
+
+
+# Methods, models and data of other people.
+
+OWN = """
+from dataclasses import dataclass
+from graft.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Slow(FedAvg):
+    \"\"\"FedAvg.\"\"\"
+
+    pace: float = 1.0  # of its steps
+"""
+
+
+def test_a_method_of_a_file_runs_reports_and_is_compared(elsewhere, monkeypatch):
+    (elsewhere / "own.py").write_text(OWN)
+    output = call("run", *SMALL, "--method", "own.py:Slow", "--set", "pace=2", "--against", "fedavg", "--out", "demo")
+    assert {place.name for place in (elsewhere / "demo").iterdir()} == {"slow", "fedavg"}
+    slow, plain = results_of(elsewhere, "demo/slow", "demo/fedavg")
+    assert slow["accuracy"] == plain["accuracy"]
+    assert slow["method"] == "slow"
+    assert "slow" in output
+    (elsewhere / "other").mkdir()
+    monkeypatch.chdir(elsewhere / "other")
+    assert "slow" in call("report", "../demo")
+    call("run", "../demo/slow/experiment.toml", "--out", "again")
+    assert results_of(elsewhere / "other", "again")[0]["accuracy"] == slow["accuracy"]
+    assert "of its steps" in call("list", "methods", "../own.py:Slow")
+
+
+def test_a_method_cannot_be_put_beside_itself():
+    refused = CliRunner().invoke(app, ["run", *SMALL, "--against", "local,fedavg"])
+    assert refused.exit_code == 2
+    assert "names a method twice" in refused.stderr
+
+
+# Foreign text.
+
+
+def test_nothing_from_outside_moves_the_cursor_or_is_markup(elsewhere):
+    escape = "\x1b[2J"
+    (elsewhere / f"{escape}.py").write_text(f"raise ValueError('{escape}')\nclass A: pass")
+    (elsewhere / f"data{escape}").mkdir()
+    (elsewhere / f"data{escape}" / "nodes.csv").write_text(
+        "id,label,a\n" + "".join(f"{k},{k % 2},{k}\n" for k in range(40))
+    )
+    (elsewhere / f"data{escape}" / "edges.csv").write_text("source,target\n0,1\n1,2\n2,3\n")
+    commands = [
+        ["run", "--method", f"{escape}.py:A"],
+        ["run", "--method", f"{escape}"],
+        ["run", "--set", f"{escape}=1"],
+        ["list", escape],
+        ["resume", escape],
+        ["report", escape],
+        ["run", *SMALL, "--partition", "random", "--dataset", f"data{escape}", "--out", f"[/b]{escape}[red]"],
+        ["report", "."],
+        ["partition", f"data{escape}", "--clients", "2", "--by", "random", "--out", "[/i].json"],
+    ]
+    results = [CliRunner().invoke(app, command) for command in commands]
+    assert [result.exit_code for result in results] == [2, 2, 2, 2, 2, 2, 0, 0, 0], [
+        result.output for result in results
+    ]
+    for result in results:
+        assert "\x1b" not in result.output
+    assert "[/b]\\x1b[2J[red]" in results[6].output
