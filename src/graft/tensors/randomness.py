@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from graft.tensors import kernels
+from graft.tensors.autograd import apply_function
 
 # The constants of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), as signed 64-bit numbers.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -132,7 +133,7 @@ class Stream:
         """
         if values.is_cuda and values.dtype == torch.float32:
             self.draws += 1
-            return _Dropout.apply(values, self.keys, self.draws, rate, rows)  # type: ignore[no-any-return, no-untyped-call]
+            return apply_function(_Dropout, values, self.keys, self.draws, rate, rows)
         return values * self._mask(values, rate, rows)
 
     def _mask(self, values: Tensor, rate: float, selection: RowSelection | None) -> Tensor:
@@ -221,7 +222,7 @@ class SeedBuffer:
         self.seeds = torch.zeros(capacity, dtype=torch.int64, device=device)
         self.round = torch.zeros((), dtype=torch.int64, device=device)
         self._host = torch.zeros(capacity + 1, dtype=torch.int64, pin_memory=True)
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event()
         self._purposes: list[tuple[int | str, ...]] = []
 
     def reserve(self, run: int, *purpose: int | str) -> Tensor:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from graft.tensors import kernels
+from graft.tensors.autograd import apply_function
 
 
 class BlockSparse:
@@ -124,7 +125,7 @@ class BlockSparse:
 
     @cached_property
     def _has_short_rows(self) -> bool:
-        """Whether no row is so long that several groups of threads should alpha it."""
+        """Whether no row is so long that several groups of threads should share it."""
         if self._pattern is not None:
             return self._pattern._has_short_rows
         return int(self.starts.diff().max()) <= kernels.LONGEST_ROW
@@ -211,12 +212,6 @@ class BlockSparse:
 def contiguous(chosen: list[int]) -> bool:
     """Whether these are consecutive numbers."""
     return chosen == list(range(chosen[0], chosen[-1] + 1))
-
-
-def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    """`function.apply`, whose types PyTorch does not declare."""
-    output: Tensor = cast(Any, function).apply(*arguments)
-    return output
 
 
 def stacked_product(dense: Tensor, weight: Tensor) -> Tensor:
