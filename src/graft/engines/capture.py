@@ -48,7 +48,7 @@ class StepCapture:
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         """Without a stream it gets one of its own: what runs at the same time must not share library buffers."""
-        self.stream = torch.cuda.Stream() if stream is None else stream  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream() if stream is None else stream
         self._seen: set[Any] = set()
         self._states: dict[Any, Tree] = {}
         self.captured: dict[Any, CapturedStep] = {}
@@ -309,7 +309,7 @@ def unpack_bytes(data: Tensor, layout: Layout) -> Tree:
 @lru_cache(maxsize=1)
 def side_stream() -> torch.cuda.Stream:
     """Returns the stream that all capturing happens on; CUDA cannot capture its default one."""
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream()
 
 
 @contextmanager

@@ -130,7 +130,7 @@ class ArchitectureStreams:
 @cache
 def branch_stream(trunk: torch.cuda.Stream, index: int) -> torch.cuda.Stream:  # noqa: ARG001
     """Returns a stream of its own for every branch of every trunk: sharing one would overwrite what is still read."""
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream()
 
 
 def make_heterogeneous(models: Sequence[Model], names: dict[Model, str]) -> Heterogeneous:
