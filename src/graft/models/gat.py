@@ -8,17 +8,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
 from graft.models.architecture import LayeredModel, add_bias, glorot, project
-from graft.tensors.sparse import MANY, attention
+from graft.tensors.sparse import MANY_NODES, attention
 from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
 class GAT(LayeredModel):
-    """Each layer weighs neighbours and the node itself by attention; heads are concatenated."""
+    """Each layer averages neighbours and the node itself by attention; heads are concatenated."""
 
-    heads: int = 4  # the width is shared out among them; a convolutional head has a single one
+    heads: int = 4  # the width is divided among them; a convolutional head has a single one
 
     kind: ClassVar[str] = "gat"
     supports_rows: ClassVar[bool] = False  # every edge is weighed with its counterpart, so both must be there
@@ -37,7 +38,7 @@ class GAT(LayeredModel):
             bias=torch.zeros(outputs),
         )
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
         assert isinstance(graph, FleetGraph)
         projected = project(hidden, weights["weight"])
         clients, nodes, width = projected.shape
@@ -45,10 +46,10 @@ class GAT(LayeredModel):
         # Heads are laid out like further clients: [clients * heads, nodes, width of a head].
         values = projected.view(clients, nodes, heads, -1).transpose(1, 2).flatten(0, 1)
         vectors = torch.stack([weights["target"], weights["source"]], dim=2).flatten(0, 1)
-        if values.is_cuda and nodes >= MANY:  # for which the product below was seen to take very long
-            target, source = ((values * vectors[:, place, None]).sum(2) for place in range(2))
+        if values.is_cuda and nodes >= MANY_NODES:  # for which the product below was seen to take very long
+            target, source = ((values * vectors[:, index, None]).sum(2) for index in range(2))
         else:
             target, source = (vectors @ values.mT).unbind(1)
-        mixed = attention(graph.self_loops_per_head(heads), target, source, values, slope=0.2)
-        merged = mixed.view(clients, heads, nodes, -1).transpose(1, 2).reshape(clients, nodes, width)
+        attended = attention(graph.self_loops_per_head(heads), target, source, values, slope=0.2)
+        merged = attended.view(clients, heads, nodes, -1).transpose(1, 2).reshape(clients, nodes, width)
         return add_bias(merged, weights)

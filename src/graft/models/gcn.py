@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
 from graft.models.architecture import LayeredModel, add_bias, glorot, propagate
 from graft.tensors.trees import Tree, Weights
 
@@ -22,5 +23,5 @@ class GCN(LayeredModel):
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
         return add_bias(propagate(graph, "normalised", hidden, weights["weight"]), weights)

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
 from graft.models.architecture import LayeredModel, add_bias, linear, propagate, start_linear
 from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
 class GIN(LayeredModel):
-    """Each layer adds a node and its neighbours and passes the sum through a two-layer perceptron."""
+    """Each layer sums a node and its neighbours and passes the sum through a two-layer perceptron."""
 
     normalise: bool = True  # layer normalisation inside the perceptron
 
@@ -33,7 +34,7 @@ class GIN(LayeredModel):
             return Tree(first=first, scale=torch.ones(self.width), shift=torch.zeros(self.width), second=second)
         return Tree(first=first, second=second)
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
         inner = add_bias(propagate(graph, "with_self_loops", hidden, weights["first"]["weight"]), weights["first"])
         if self.normalise:
             inner = functional.layer_norm(inner, inner.shape[2:])

@@ -1,4 +1,4 @@
-"""Multilayer perceptron: the reference that ignores the graph."""
+"""Multilayer perceptron: the baseline that ignores the graph."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, add_bias, project_own, start_linear
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
+from graft.models.architecture import LayeredModel, add_bias, project_subset, start_linear
 from graft.tensors.trees import Tree, Weights
 
 
@@ -22,5 +23,5 @@ class MLP(LayeredModel):
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         return start_linear(inputs, outputs, generator)
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
-        return add_bias(project_own(graph, hidden, weights["weight"]), weights)
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
+        return add_bias(project_subset(graph, hidden, weights["weight"]), weights)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
 from graft.models.architecture import LayeredModel, Output, add_bias, glorot, linear, project, propagate
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, Weights
@@ -17,7 +18,7 @@ from graft.tensors.trees import Tree, Weights
 
 @dataclass(frozen=True)
 class OrthoGCN(LayeredModel):
-    """`depth` layers whose matrices are made orthogonal on the way forward, after a plain one from the features.
+    """`depth` layers whose matrices are made orthogonal in the forward pass, after a plain one from the features.
 
     What is trained and averaged are the raw matrices: a mean of orthogonal ones would not be orthogonal.
     """
@@ -49,19 +50,19 @@ class OrthoGCN(LayeredModel):
         return Output(hidden[-1], logits)
 
     def outputs(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> tuple[list[Tensor], Tensor]:
-        """What every hidden layer says, after the activation and before dropout, and the logits."""
+        """The outputs of all hidden layers, after the activation and before dropout, and the logits."""
         hidden = [torch.relu(self.layer(weights["layer0"], graph, graph.features))]
         for index in range(1, self.hidden):
-            inputs = self.drop(hidden[-1], random)
+            inputs = self.apply_dropout(hidden[-1], random)
             hidden.append(torch.relu(self.inner(weights[f"layer{index}"], graph, inputs)))
-        inputs = self.drop(hidden[-1], random)
-        last = linear(inputs, weights["head"]) if self.head == "linear" else self.layer(weights["head"], graph, inputs)
-        return hidden, last
+        inputs = self.apply_dropout(hidden[-1], random)
+        head = weights["head"]
+        return hidden, linear(inputs, head) if self.head == "linear" else self.layer(head, graph, inputs)
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         return Tree(weight=glorot(inputs, outputs, generator), bias=torch.zeros(outputs))
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
         return add_bias(propagate(graph, "normalised", hidden, weights["weight"]), weights)
 
     def inner(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
@@ -73,10 +74,10 @@ class OrthoGCN(LayeredModel):
     def effective(self, weight: Tensor) -> Tensor:
         """The matrix that an orthogonal layer applies."""
         identity = torch.eye(weight.shape[-1], dtype=weight.dtype, device=weight.device)
-        mixed = self.hybrid * weight + (1 - self.hybrid) * identity
+        blended = self.hybrid * weight + (1 - self.hybrid) * identity
         if self.center:
-            mixed = mixed - mixed.mean(-1, keepdim=True)
-        return orthogonalised(mixed, self.newton_steps)
+            blended = blended - blended.mean(-1, keepdim=True)
+        return orthogonalised(blended, self.newton_steps)
 
     def inner_weights(self, weights: Weights) -> Tensor:
         """The raw matrices of the orthogonal layers, [clients, layers, width, width]; none where they are plain."""
@@ -88,7 +89,7 @@ class OrthoGCN(LayeredModel):
 
 
 def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
-    """Newton's iteration towards the orthogonal factor U V^T of U S V^T, for a matrix no wider than it is tall.
+    """The orthogonal factor U V^T of U S V^T by Newton's iteration, for a matrix no wider than it is tall.
 
     The first line bounds all singular values by 1, where the iteration converges. It keeps correcting itself, unlike
     the form that iterates on a separate inverse root, which was seen to diverge in single precision.
@@ -100,7 +101,7 @@ def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
 
 
 def departure(matrices: Tensor) -> Tensor:
-    """How far square matrices are from orthogonal: ||W W^T - I||_F, not squared; its gradient at 0 is 0."""
+    """The distance of square matrices from orthogonality, ||W W^T - I||_F, not squared; its gradient at 0 is 0."""
     identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     distance: Tensor = torch.linalg.matrix_norm(matrices @ matrices.mT - identity)
     return distance

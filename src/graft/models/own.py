@@ -14,7 +14,7 @@ from graft.tensors.trees import Tree, Weights, flatten, unflatten
 
 
 class OwnModel(Model):
-    """Your module, untouched: it returns logits, or a pair of embedding and logits."""
+    """A user's module as it is: it returns logits, or a pair of embedding and logits."""
 
     stackable: ClassVar[bool] = False
     name = "own"
@@ -27,25 +27,25 @@ class OwnModel(Model):
         return repr(self.module)
 
     def start(self, generator: torch.Generator) -> Tree:  # noqa: ARG002
-        """The weights that the module came with: its maker chose how to start it."""
+        """The module's own state dict, as it was initialised by its author."""
         return unflatten(
             {name.replace(".", "/"): value.detach().clone() for name, value in self.module.state_dict().items()}
         )
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
-        flat = {path.replace("/", "."): leaf[0] for path, leaf in flatten(weights)}
+        parameters = {path.replace("/", "."): leaf[0] for path, leaf in flatten(weights)}
         features = graph.features
         x = features[0] if isinstance(features, Tensor) else features.dense()[0]
-        edges = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()])
+        edge_index = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()])
         if graph.neighbours.values is not None:
-            edges = edges[:, graph.neighbours.values > 0]
+            edge_index = edge_index[:, graph.neighbours.values > 0]
         self.module.train(random is not None)
         if random is None:
-            result = torch.func.functional_call(self.module, flat, (x, edges))
+            output = torch.func.functional_call(self.module, parameters, (x, edge_index))
         else:
             # The module draws from PyTorch's global generator; lend it one seeded for this client and step.
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
                 torch.manual_seed(int(random.bits(1)))
-                result = torch.func.functional_call(self.module, flat, (x, edges))
-        embedding, logits = result if isinstance(result, tuple) else (result, result)
+                output = torch.func.functional_call(self.module, parameters, (x, edge_index))
+        embedding, logits = output if isinstance(output, tuple) else (output, output)
         return Output(embedding.unsqueeze(0), logits.unsqueeze(0))

@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
-from graft.models.architecture import LayeredModel, add_bias, project_own, propagate, start_linear
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
+from graft.models.architecture import LayeredModel, add_bias, project_subset, propagate, start_linear
 from graft.tensors.trees import Tree, Weights
 
 
 @dataclass(frozen=True)
 class SAGE(LayeredModel):
-    """Each layer adds a map of the node and a map of the mean of its neighbours."""
+    """Each layer adds linear maps of the node and of the mean of its neighbours."""
 
     kind: ClassVar[str] = "sage"
 
@@ -24,6 +25,6 @@ class SAGE(LayeredModel):
         own = start_linear(inputs, outputs, generator)
         return Tree(neighbours=neighbours.weight, own=own.weight, bias=neighbours.bias)
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Any) -> Tensor:
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
         neighbours = propagate(graph, "mean", hidden, weights["neighbours"])
-        return add_bias(neighbours + project_own(graph, hidden, weights["own"]), weights)
+        return add_bias(neighbours + project_subset(graph, hidden, weights["own"]), weights)

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from graft.graphs.fleet_graph import FleetGraph, Rows
+from graft.graphs.fleet_graph import FleetGraph
+from graft.graphs.node_subset import NodeSubset
 from graft.models.architecture import LayeredModel, add_bias, linear, propagate, start_linear
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, Weights
@@ -16,7 +17,7 @@ from graft.tensors.trees import Tree, Weights
 
 @dataclass(frozen=True)
 class SGC(LayeredModel):
-    """`depth` steps of averaging and one linear map to the embedding, which has no activation."""
+    """`depth` steps of propagation and one linear map to the embedding, which has no activation."""
 
     kind: ClassVar[str] = "sgc"
 
@@ -26,7 +27,7 @@ class SGC(LayeredModel):
             head=start_linear(self.width, self.classes, generator),
         )
 
-    def begin(self, weights: Weights, graph: FleetGraph | Rows) -> Tensor:
+    def first_layer(self, weights: Weights, graph: FleetGraph | NodeSubset) -> Tensor:
         first = weights["layer0"]
         return add_bias(propagate(graph, "normalised", graph.features, first["weight"], steps=self.hidden), first)
 
@@ -38,14 +39,14 @@ class SGC(LayeredModel):
         self,
         weights: Weights,  # noqa: ARG002
         graph: FleetGraph,  # noqa: ARG002
-        begun: Tensor,
+        first: Tensor,
         random: Stream | None,  # noqa: ARG002
-        rows: Rows | None = None,  # noqa: ARG002
+        rows: NodeSubset | None = None,  # noqa: ARG002
     ) -> Tensor:
-        return begun
+        return first
 
-    def layer(self, weights: Weights, graph: FleetGraph | Rows, hidden: Tensor) -> Tensor:
-        """The convolutional head: the last step of averaging, then the classifier."""
+    def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Tensor) -> Tensor:
+        """The convolutional head: the last step of propagation, then the classifier."""
         return linear(graph.normalised @ hidden, weights)
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
