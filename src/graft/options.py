@@ -32,3 +32,14 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """The values of `--set name=value`."""
+    settings = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise InputError(f"--set {pair} should read --set name=value.")
+        settings[name] = parse_value(text)
+    return settings

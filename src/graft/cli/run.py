@@ -15,7 +15,7 @@ from graft.errors import InputError
 from graft.experiments.experiment import check_names, draft_experiment, make_experiment, make_method, read_experiment
 from graft.experiments.free_folder import check_free
 from graft.methods import METHODS
-from graft.options import parse_value
+from graft.options import parse_settings
 
 
 @with_experiment_options
@@ -71,17 +71,6 @@ def given_settings(values: dict[str, Any]) -> dict[str, Any]:
     settings = values.get("settings", {})
     if not isinstance(settings, dict):
         raise InputError(f"settings is {settings!r}; it should be a table of the method's fields.")
-    return settings
-
-
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """The values of `--set name=value`."""
-    settings = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise InputError(f"--set {pair} should read --set name=value.")
-        settings[name] = parse_value(text)
     return settings
 
 
