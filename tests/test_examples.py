@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import graft
+from graft.testing import check_method
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
@@ -96,3 +97,9 @@ def test_study_lies_between_training_alone_and_all_data_in_one_place(printed):
     assert list(accuracies) == ["local", "fedavg", "scaffold", "centralised"]
     assert accuracies["local"] < accuracies["fedavg"] < accuracies["centralised"]
     assert float(rows[0][3]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own_method.py:TrimmedMean", "peer_method.py:Cautious"])
+def test_methods_of_examples_keep_the_contract(name):
+    check_method(str(EXAMPLES[0].parent / name))
