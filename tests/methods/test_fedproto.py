@@ -190,7 +190,7 @@ def test_nearest_prototype_answers_among_the_classes_that_have_one():
     played = play(mirror_setup(FedProto(inference="prototype"), NEAREST), rounds=1)
     fleet = played.engine.fleets[0]
     assert fleet.state.known.prototypes[0].tolist() == [[0, 1.5], [6, 1.5], [0, 0]]
-    said = FedProto(inference="prototype").answers(fleet).argmax(2)
+    said = FedProto(inference="prototype").logits(fleet).argmax(2)
     # Absent class 2 stands at the origin in the message; read as a prototype it would take (1, 0).
     assert said[0].tolist() == [0, 1, 0, 1, 1]
     assert said[1, :3].tolist() == [0, 1, 0]
@@ -205,7 +205,7 @@ def test_client_that_has_heard_nothing_answers_by_its_classifier(method):
     asked = Request("score", 1, [0, 1, 2])
     assert torch.equal(engine.ask(asked).correct, plain.ask(asked).correct)
     fleet = engine.fleets[0]
-    assert torch.equal(method(inference="prototype").answers(fleet), fleet.predict(fleet.state.model).logits)
+    assert torch.equal(method(inference="prototype").logits(fleet), fleet.predict(fleet.state.model).logits)
 
 
 @both
@@ -296,10 +296,4 @@ def test_client_without_training_nodes_sends_nothing_that_counts(method):
 
 def test_norm_of_the_prototypes_is_recorded():
     played = play(mirror_setup(FedProto(), [hand_graph([(3, 4), (0, 1)], [0, 1], 3)]), rounds=1)
-    assert float(played.server.records["prototype_norm"]) == 3.0  # of 5 and 1; the absent class has none
-
-
-@pytest.mark.parametrize("lam", [-1.0, float("nan"), float("inf")])
-def test_weight_that_makes_no_sense_is_refused(lam):
-    with pytest.raises(InputError, match="lam is"):
-        FedProto(lam=lam)
+    assert float(played.records["prototype_norm"]) == 3.0  # of 5 and 1; the absent class has none

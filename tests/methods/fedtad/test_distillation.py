@@ -302,19 +302,10 @@ def test_models_of_the_round_are_the_teachers():
 # Settings.
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"walk_length": 0},
-        {"iterations": -1},
-        {"pseudo_nodes": 4, "pseudo_neighbours": 5},
-        {"student_learning_rate": float("nan")},
-        {"reliability_noise": -0.1},
-    ],
-)
-def test_senseless_settings_are_refused(settings):
-    with pytest.raises(InputError):
-        FedTADPaper(**settings)
+def test_no_node_has_more_neighbours_than_there_are_nodes():
+    FedTADPaper(pseudo_nodes=4, pseudo_neighbours=4)
+    with pytest.raises(InputError, match="4 synthetic nodes cannot have 5 neighbours each"):
+        FedTADPaper(pseudo_nodes=4, pseudo_neighbours=5)
 
 
 def differing(one, other):
