@@ -45,21 +45,22 @@ class TrimmedMean(Method):
         return server.state.model
 
 
-def stop_in_round_8(record):
-    if record["round"] == 8:
-        signal.raise_signal(signal.SIGINT)  # as Ctrl-C would
+def interrupt(record):
+    if record["round"] == 6:
+        signal.raise_signal(signal.SIGINT)  # Ctrl-C: the round that is under way is finished and kept
 
 
 def main() -> None:
     method = f"{Path(__file__).resolve()}:TrimmedMean"  # as on the command line, so that `resume` finds it again
-    setting = dict(clients=5, partition="random", split="5/20/75", rounds=12, checkpoint_every=4, seed=0)
+    setting = dict(clients=5, partition="random", split="5/20/75", rounds=12, seed=0)
     whole = graft.run(method, "digits", settings={"trim": 0.3}, **setting)
     print(whole)
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        graft.run(method, "digits", settings={"trim": 0.3}, out=run, progress=stop_in_round_8, **setting)
+        stopped = graft.run(method, "digits", settings={"trim": 0.3}, out=run, progress=interrupt, **setting)
         resumed = graft.resume(run)
-    print(f"stopped in round 8 and resumed: {'the same' if resumed.accuracy == whole.accuracy else 'another'} result")
+    same = resumed.accuracy == whole.accuracy and len(resumed.rounds) == len(whole.rounds)
+    print(f"stopped after round {stopped.rounds[-1]['round']} and resumed: {'the same' if same else 'another'} result")
 
 
 if __name__ == "__main__":

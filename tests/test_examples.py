@@ -79,7 +79,7 @@ def test_own_model_trains_beside_others(printed):
 
 def test_own_method_resumes_to_the_same_result(printed):
     assert "trimmedmean on digits, 5 clients" in printed["own_method"]
-    assert "stopped in round 8 and resumed: the same result" in printed["own_method"]
+    assert "stopped after round 7 and resumed: the same result" in printed["own_method"]
 
 
 def test_peers_learn_more_from_more_neighbours(printed):
