@@ -10,10 +10,10 @@ from textwrap import dedent
 import pytest
 
 from graft.errors import InputError
-from graft.experiments.experiment import parse_value
 from graft.field_docs import FieldDoc, describe_fields
 from graft.fields import in_words, rules
 from graft.methods import METHODS, PLUGS
+from graft.options import parse_value
 
 KINDS = [table[name] for table in (METHODS, PLUGS) for name in sorted(table)]
 OWN = """\

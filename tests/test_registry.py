@@ -197,7 +197,7 @@ def test_entry_points_of_installed_packages_are_names_of_the_table(folder, monke
         EntryPoint("fedavg", "own:FedSoft", "graft.methods"),  # a name that is taken
         EntryPoint("broken", "own:Nothing", "graft.methods"),
     ]
-    monkeypatch.setattr("graft.registry.entry_points", lambda group: [p for p in points if p.group == group])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [p for p in points if p.group == group])
     table = Registry("method", METHODS.targets, group="graft.methods", base=METHODS.base)
     assert set(table) - set(METHODS.targets) == {"fedsoft", "broken"}
     assert table["fedsoft"].__name__ == "FedSoft"
@@ -336,6 +336,31 @@ def test_a_method_that_no_name_leads_to_must_be_given_again():
     with pytest.raises(InputError, match=r"given its method in Python: resume it there"):
         graft.resume("run")
     assert same(graft.resume("run", method=Local()).server, graft.run("fedavg", **TINY).server)
+
+
+def test_a_plug_of_a_file_is_added_to_a_method_and_resumed(folder):
+    (folder / "halving.py").write_text(
+        "from dataclasses import dataclass\nfrom graft import Plug, map_tree\n\n\n@dataclass(frozen=True)\n"
+        "class Halving(Plug):\n    share: float = 0.5  # of the mean that is kept\n\n"
+        "    def after_aggregation(self, server, clients, replies):\n"
+        "        server.state.model = map_tree(lambda leaf: leaf * self.share, server.state.model)\n"
+    )
+
+    def crash(record):
+        if record["round"] == 2:
+            raise RuntimeError("stop")
+
+    half, whole = (
+        graft.run("fedavg", plug="halving.py:Halving", settings={"share": share}, **TINY) for share in (0.5, 1.0)
+    )
+    plain = graft.run("fedavg", **TINY)
+    assert half.summary["method"] == "fedavg+halving"
+    assert same(whole.server.model, plain.server.model)
+    assert not same(half.server.model, plain.server.model)
+    method = make_method("fedavg", {"share": 0.5}, "halving.py:Halving")
+    with pytest.raises(RuntimeError, match="stop"):
+        graft.run(method, out="run", checkpoint_every=1, progress=crash, **TINY)
+    assert same(graft.resume("run").server, half.server)
 
 
 def test_settings_beside_a_method_object_are_refused():

@@ -15,14 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from functools import cached_property
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from graft.errors import InputError
 from graft.source import ClassSource, SourceError, read_class, top_level_names
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Entry = TypeVar("Entry")
 FILE_MODULE = "graft_file_"  # a module of this name and an encoded path is loaded from that path
@@ -80,8 +82,10 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     @cached_property
     def entry_points(self) -> dict[str, EntryPoint]:
         """What installed packages add; a name of the table itself keeps its meaning."""
-        found = entry_points(group=self.group) if self.group else ()
-        return {point.name: point for point in found if point.name not in self.targets}
+        from importlib.metadata import entry_points  # slow to import, and seldom needed
+
+        points = entry_points(group=self.group) if self.group else ()
+        return {point.name: point for point in points if point.name not in self.targets}
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self.targets, **self.entry_points, **self.added})

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graft.engines.amounts import format_bytes
 from graft.engines.capture import (
     Message,
     NotCaptured,
@@ -23,7 +24,7 @@ from graft.engines.capture import (
 )
 from graft.engines.client_group import ClientGroup, detach_from_state, row_index, shallow_copy, stack_states
 from graft.engines.failures import StepFailed
-from graft.engines.memory import Plan, budget, estimate, format_bytes, mapped_zeros, parameters_of, plan
+from graft.engines.memory import Plan, budget, estimate, mapped_zeros, parameters_of, plan
 from graft.errors import MemoryWarning
 from graft.federation.clients import Replies, Request, Round, StepLosses, check_reply
 from graft.federation.fleet import Fleet, group_clients

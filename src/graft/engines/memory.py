@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 
 from graft.data.graphs import Graph
-from graft.engines.amounts import format_bytes as format_bytes
-from graft.engines.amounts import parse_memory as parse_memory
 from graft.errors import RunError
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT

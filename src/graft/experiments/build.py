@@ -9,12 +9,13 @@ from graft.data.federation import Federation
 from graft.data.graphs import Graph
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
-from graft.experiments.experiment import Experiment, name_of, split_options
+from graft.experiments.experiment import Experiment, name_of
 from graft.federation.method import Method
 from graft.federation.setup import Setup
 from graft.federation.topologies import Topology
 from graft.methods import METHODS
 from graft.models import assign_models
+from graft.options import split_options
 
 
 def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:

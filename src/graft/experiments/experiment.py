@@ -20,13 +20,12 @@ from graft.fields import check_field, check_fields
 from graft.files import read_text, write_text
 from graft.methods import METHODS, PLUGS
 from graft.models import MODELS, list_models, parse_model
-from graft.options import parse_value as parse_value
-from graft.options import split_options as split_options
-from graft.registry import Registry, UnknownName, parse_reference
-from graft.registry import close_to as close_to
+from graft.options import split_options
+from graft.registry import Registry, UnknownName, close_to, parse_reference
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import DataclassInstance
 
     from graft.data.perturbations import Perturbation
     from graft.federation.method import Method
@@ -350,14 +349,14 @@ def experiment_text(experiment: Experiment) -> str:
     return tomli_w.dumps({**values, **({NONE: unset} if unset else {}), "settings": known})
 
 
-Kind = TypeVar("Kind")
+Kind = TypeVar("Kind", bound="DataclassInstance")
 
 
 def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
     """An instance of a dataclass made of those values; one that does not fit is refused in one sentence."""
     from pydantic import TypeAdapter, ValidationError
 
-    names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
+    names = [entry.name for entry in fields(kind)]
     check_known(values, names, what)
     try:
         return TypeAdapter(kind).validate_python(dict(values))

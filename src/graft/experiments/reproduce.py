@@ -29,7 +29,7 @@ from graft.data.perturbations import FIELDS as PERTURBATION
 from graft.engines.threads import cores
 from graft.errors import GraftError, InputError
 from graft.experiments.build import build_federation
-from graft.experiments.experiment import Experiment, close_to, make_experiment, make_method
+from graft.experiments.experiment import Experiment, make_experiment, make_method
 from graft.experiments.given import Given
 from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
@@ -37,6 +37,7 @@ from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Study
 from graft.files import write_text
 from graft.methods import METHODS
+from graft.registry import close_to
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
 NOT_COMPARED = ("device", "threads", "checkpoint_every")  # fields that say how a cell is computed, not what
