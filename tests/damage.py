@@ -21,7 +21,7 @@ from queue import Empty, Queue
 from random import Random
 from threading import Thread
 
-CASE_SECONDS = 60
+CASE_SECONDS, START_SECONDS = 60, 600
 FINE = {"equal", "refused"}
 SETTINGS = dict(
     dataset="synthetic:nodes=60,degree=4,classes=3,features=6",
@@ -441,7 +441,7 @@ def watch(subjects: list[str], numbers: range):
     try:
         while True:
             try:
-                line = lines.get(timeout=CASE_SECONDS)
+                line = lines.get(timeout=START_SECONDS if current is None else CASE_SECONDS)
             except Empty:
                 yield (numbers.start if current is None else current), "hang"
                 return

@@ -22,6 +22,7 @@ SETTINGS = dict(
     width=4,
     participation=0.7,
     device="cpu",
+    threads=1,
     partition="random",
 )
 CALLS = [(os, "fsync"), (os, "replace"), (os, "unlink"), (os, "mkdir"), (os, "rmdir"), (io, "open"), (os, "open")]
