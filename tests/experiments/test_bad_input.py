@@ -69,6 +69,19 @@ def refused(result, *words):
         (["--against", "nobody"], ["Unknown method 'nobody'"]),
         (["--engine", "carrier-pigeon"], ["'engine'", "in_process"]),
         (["--memory", "4"], ["memory is '4'", "4GB"]),
+        (["--memory", "9999999TB"], ["at most"]),
+        (["--threads", "1000000"], ["threads is 1000000", "at most 1024"]),
+        (["--width", "10000000000"], ["width is 10000000000", "at most 65536"]),
+        (["--learning-rate", "nan"], ["learning_rate is nan", "finite"]),
+        (["--perturbed-clients", "7"], ["perturbed_clients is '7'", "from 0 to 2"]),
+        (["--method", "gone.py:Mine"], ["Method 'gone.py:Mine' cannot be loaded", "no file"]),
+        (["--method", "no_package.module:Mine"], ["there is no module 'no_package'"]),
+        (["--method", "graft.models.gcn:GCN"], ["'graft.models.gcn:GCN' is no method", "graft.Method"]),
+        (["--plug", "graft.methods.fedavg:FedAvg"], ["is no plug", "graft.Plug"]),
+        (["--plug", "fedtaad"], ["Unknown plug 'fedtaad'", "did you mean 'fedtad'"]),
+        (["--models", "gone.py:Net"], ["Model 'gone.py:Net' cannot be loaded"]),
+        (["--dataset", "gone.py:load"], ["Dataset 'gone.py:load' cannot be loaded"]),
+        (["--method", "fedprox", "--set", "mu=-5"], ["mu is -5", "at least 0"]),
         (["--precision", "tf32", "--device", "cpu"], ["tf32", "GPU"]),
     ],
 )
@@ -167,6 +180,12 @@ def test_damaged_and_foreign_files_are_refused(elsewhere):
     refused(call("run", "broken.toml"), "broken.toml", "TOML")
     (elsewhere / "foreign.toml").write_text("[tool.poetry]\nname = 'x'")
     refused(call("run", "foreign.toml"), "Unknown setting 'tool'")
+    (elsewhere / "settings.toml").write_text("settings = 5")
+    refused(call("run", "settings.toml"), "settings is 5")
+    (elsewhere / "none.toml").write_text("none = 5")
+    refused(call("run", "none.toml"), "none.toml")
+    (elsewhere / "deep.toml").write_text("a = " + "[" * 5000)
+    refused(call("run", "deep.toml"), "deep.toml")
     (elsewhere / "typed.toml").write_text("rounds = 'many'")
     refused(call("run", "typed.toml"), "'rounds'", "'many'")
     refused(call("run", "absent.toml"), "no experiment file")
