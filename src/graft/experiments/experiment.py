@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
 
@@ -26,6 +27,7 @@ from graft.registry import Registry, UnknownName, close_to, parse_reference
 if TYPE_CHECKING:
     import torch
     from _typeshed import DataclassInstance
+    from pydantic import TypeAdapter
 
     from graft.data.perturbations import Perturbation
     from graft.federation.method import Method
@@ -354,12 +356,13 @@ Kind = TypeVar("Kind", bound="DataclassInstance")
 
 def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
     """An instance of a dataclass made of those values; one that does not fit is refused in one sentence."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     names = [entry.name for entry in fields(kind)]
     check_known(values, names, what)
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
+        instance: Kind = type_adapter(kind).validate_python(dict(values))
+        return instance
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in names)
@@ -367,6 +370,14 @@ def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
             check_field(kind, place, first["input"])  # says it in our words, where a bound is not kept
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(f"Setting '{place}' of {what} is {first['input']!r}: {message}.") from None
+
+
+@lru_cache(maxsize=64)
+def type_adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """The validator of a dataclass; it takes longer to make than a study takes to use it hundreds of times."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def check_known(values: Mapping[str, Any], names: list[str], what: str) -> None:
