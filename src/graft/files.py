@@ -111,7 +111,7 @@ def unseal(sealed: Any, *bound_to: str) -> dict[str, Any]:
     if not isinstance(sealed, dict):
         raise ValueError(f"it holds a {type(sealed).__name__} instead of named values")
     if "checksum" not in sealed:
-        raise ValueError("it has no checksum")
+        raise ValueError("it has no checksum, like files of earlier versions of Graft")
     content = {name: value for name, value in sealed.items() if name != "checksum"}
     if sealed["checksum"] != checksum(canonical(content), *bound_to):
         raise ValueError("its checksum does not match what it holds")

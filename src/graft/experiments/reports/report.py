@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich import markup
 from rich.table import Table
 
 from graft.experiments.run_directory import RunDirectory
-from graft.files import printable, write_text
+from graft.files import write_text
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
@@ -276,7 +275,7 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     # What all runs have in common goes into the title, what differs into columns.
     varies = [len({key[column] for key in rows}) > 1 for column in range(5)]
     common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if value and not differs]
-    table = Table(title=plain(f"Test accuracy in percent: {', '.join(common)}"), title_justify="left")
+    table = Table(title=f"Test accuracy in percent: {', '.join(common)}", title_justify="left")
     for name, differs in zip(("dataset", "clients", "partition", "models", "topology"), varies, strict=True):
         if differs:
             table.add_column(name, min_width=len(name))
@@ -289,8 +288,8 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     for key, group in rows.items():
         sent = mean(sum(result["communication"].values()) for result in group)
         table.add_row(
-            *(plain(value) for value, differs in zip(key, varies, strict=False) if differs),
-            plain(key[-1]),
+            *(value for value, differs in zip(key, varies, strict=False) if differs),
+            key[-1],
             *(mean_std([result["accuracy"].get(name) for result in group]) for name in headlines),
             readable_bytes(sent) if sent else "nothing",
             f"{1000 * mean(result['seconds']['per_round'] for result in group):.1f}",
@@ -304,11 +303,6 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     )
     table.caption_justify = "left"
     return table
-
-
-def plain(text: str) -> str:
-    """Text as it can stand in a table on a screen: no markup, no escape sequences."""
-    return markup.escape(printable(text))
 
 
 def mean_std(values: Sequence[float | None]) -> str:
