@@ -11,6 +11,7 @@ from graft.engines.loopback import Loopback
 from graft.methods import METHODS
 from graft.methods.fedgkc import FedGKC
 from graft.tensors.trees import Owners, flatten
+from tests.contract import contract_method
 from tests.toy import gap, play, same, toy_graph, toy_setup
 
 MIXED = sorted(
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::graft.errors.MemoryWarning")
 
 
 def setup_of(name="fedgkc", clients=7, models="architectures", dropout=0.5, **settings):
-    return toy_setup(METHODS[name](), clients=clients, models=models, dropout=dropout, **settings)
+    return toy_setup(contract_method(name), clients=clients, models=models, dropout=dropout, **settings)
 
 
 def on_common_paths(first, second):
@@ -183,7 +184,7 @@ def test_owners_of_a_leaf_are_told_by_its_path():
     assert owners("optimizer/model/first/@gat/layer0/weight") == range(2, 5)
     assert owners.rows("model/@gat/head/bias", [0, 2, 4]) == [0, 2]
     assert owners.rows("model/@gcn/head/bias", [2, 3]) == []
-    assert owners.of("model/@gat/head/bias", torch.arange(5)).tolist() == [2, 3, 4]
+    assert owners.select("model/@gat/head/bias", torch.arange(5)).tolist() == [2, 3, 4]
     assert Owners(3)("model/@gcn/head/bias") == range(3)  # no such kind here
 
 
