@@ -2,6 +2,8 @@
 
 import torch
 
+from graft.federation.method import Method
+from graft.federation.setup import Setup
 from graft.tensors.trees import flatten, map_tree, stack
 from graft.testing.toy import (
     CLASSES,
@@ -23,6 +25,7 @@ __all__ = [
     "CLASSES",
     "SIZES",
     "Played",
+    "bare_fleet",
     "declaring",
     "gap",
     "play",
@@ -36,6 +39,12 @@ __all__ = [
     "trained_tree",
     "unbroken_and_resumed",
 ]
+
+
+def bare_fleet(clients, graphs, model, training, seed=0):
+    """Some clients as a fleet that has not started, of any model and without a method."""
+    setup = Setup(Method(), "none", graphs, [model] * len(graphs), training, seed=seed)
+    return setup.fleet(list(range(len(graphs))), numbers=clients)
 
 
 def random_weights(model, clients=1, seed=0):

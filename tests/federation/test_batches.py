@@ -1,6 +1,6 @@
 """Training in batches: a client's nodes are cut into parts once, and an epoch takes one step on each."""
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -8,19 +8,30 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import graft
-import graft.federation.fleet
+import graft.federation.setup
 from graft.data.graphs import subgraph
 from graft.data.synthetic import generate
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.federation.fleet import build_fleet
+from graft.federation.labels import FleetData
 from graft.methods import METHODS
 from graft.models import assign_models, build_model
 from graft.tensors.trees import flatten, map_tree, select_clients
-from graft.training.loop import Training
+from graft.training.optimizers import Training
 from tests.memory import peak_of
-from tests.toy import CLASSES, gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup, unbroken_and_resumed
+from tests.toy import (
+    CLASSES,
+    bare_fleet,
+    gap,
+    play,
+    random_weights,
+    same,
+    toy_graph,
+    toy_graphs,
+    toy_setup,
+    unbroken_and_resumed,
+)
 
 CPU = torch.device("cpu")
 SIZES = (41, 37, 31)
@@ -39,27 +50,38 @@ def setup_of(name, batches=2, **settings):
 def make_fleet(graphs, model="gcn", batches=3, dropout=0.0, clients=None, **training):
     model = build_model(model, graphs[0].features, CLASSES, width=8, dropout=dropout)
     settings = Training(batches=batches, **training)
-    return build_fleet(clients or list(range(len(graphs))), graphs, model, settings, 0, CPU, make=None)
+    return bare_fleet(clients or list(range(len(graphs))), graphs, model, settings)
 
 
 def nodes_of(fleet, batch, client):
-    return fleet.batches[batch].nodes[client][fleet.batches[batch].graph.real[client]].tolist()
+    data = fleet.cut_batches()[batch]
+    return data.nodes[client][data.graph.real[client]].tolist()
 
 
-def plain_loss(fleet):
-    return lambda weights: fleet.cross_entropy(fleet.forward(weights).logits)
+def plain_loss(weights, fleet):
+    return fleet.cross_entropy(fleet.forward(weights).logits)
+
+
+def batches_of(fleet):
+    """A view of each batch, in the order of the first epoch."""
+    return [turn.batch for turn in fleet._batches(0)]
+
+
+def number_of(fleet):
+    """Which of its batches a view is of."""
+    return next(number for number, data in enumerate(fleet.cut_batches()) if data is fleet.data)
 
 
 def test_batches_share_out_every_clients_nodes():
     graphs = toy_graphs(sizes=SIZES)
     fleet = make_fleet(graphs)
-    assert len(fleet.batches) == 3
+    assert len(fleet.cut_batches()) == 3
     for client, graph in enumerate(graphs):
         parts = [nodes_of(fleet, batch, client) for batch in range(3)]
         assert sorted(node for part in parts for node in part) == list(range(graph.nodes))
         assert max(map(len, parts)) <= 1.4 * graph.nodes / 3
         for place, part in enumerate(parts):
-            batch = fleet.batches[place]
+            batch = fleet.cut_batches()[place]
             assert batch.labels.classes[client, : len(part)].tolist() == graph.y[part].tolist()
             assert batch.labels.masks[client, 0, : len(part)].tolist() == graph.train[part].tolist()
             assert np.array_equal(batch.graph.features[client, : len(part)].numpy(), graph.x[part])
@@ -68,7 +90,7 @@ def test_batches_share_out_every_clients_nodes():
 def test_clusters_keep_more_edges_than_chance_would():
     graph = generate(600, 8, 6, homophily=0.95, features=4)
     fleet = make_fleet([replace(graph, classes=CLASSES, y=graph.y % CLASSES)], batches=4)
-    kept = sum(batch.graph.neighbours.entries for batch in fleet.batches)
+    kept = sum(batch.graph.neighbours.entries for batch in fleet.cut_batches())
     assert kept > 1.5 * graph.edges.shape[1] / 4  # parts drawn by lot keep a quarter
 
 
@@ -78,15 +100,15 @@ def test_loss_of_a_batch_is_the_loss_on_its_subgraph(model, sparse):
     graphs = toy_graphs(sizes=SIZES, sparse=sparse)
     fleet = make_fleet(graphs, model)
     weights = random_weights(fleet.model, 3)
-    whole = plain_loss(fleet)(weights)
+    whole = plain_loss(weights, fleet)
     seen = []
-    for _ in fleet._turns(0):
-        place = fleet.batches.index(fleet._batch)
-        losses = plain_loss(fleet)(weights)
+    for batch in batches_of(fleet):
+        place = number_of(batch)
+        losses = plain_loss(weights, batch)
         for client, graph in enumerate(graphs):
             part = subgraph(graph, nodes_of(fleet, place, client))
             alone = make_fleet([part], model, batches=1)
-            wanted = plain_loss(alone)(map_tree(lambda leaf, k=client: leaf[k : k + 1], weights))
+            wanted = plain_loss(map_tree(lambda leaf, k=client: leaf[k : k + 1], weights), alone)
             torch.testing.assert_close(losses[client : client + 1], wanted)
             assert not torch.allclose(losses[client], whole[client], atol=1e-4)
         seen.append(place)
@@ -98,8 +120,8 @@ def test_loss_of_a_batch_worked_out_with_dense_matrices():
     fleet = make_fleet([graph], batches=2)
     weights = random_weights(fleet.model, 1)
     first, second, head = (select_clients(weights[name], 0) for name in ("layer0", "layer1", "head"))
-    for _ in fleet._turns(0):
-        nodes = fleet._batch.nodes[0].numpy()
+    for batch in batches_of(fleet):
+        nodes = batch.data.nodes[0].numpy()
         adjacency = np.eye(20)
         adjacency[graph.edges[0], graph.edges[1]] = 1
         inside = torch.tensor(adjacency[np.ix_(nodes, nodes)], dtype=torch.float32)
@@ -111,24 +133,23 @@ def test_loss_of_a_batch_worked_out_with_dense_matrices():
         chances = (hidden @ head.weight + head.bias).log_softmax(1)
         train = np.flatnonzero(graph.train[nodes])
         wanted = -np.mean([float(chances[node, graph.y[nodes][node]]) for node in train])
-        assert float(plain_loss(fleet)(weights)) == pytest.approx(wanted, abs=1e-5)
+        assert float(plain_loss(weights, batch)) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_one_batch_of_all_nodes_is_full_batch_training():
     graphs = toy_graphs(sizes=SIZES)
     full, one, two = (make_fleet(graphs, batches=batches, dropout=0.5) for batches in (1, 2, 2))
-    one.cut_batches = lambda: [
-        graft.federation.fleet.Batch(one.graph, one.labels, torch.arange(SIZES[0]).expand(3, -1), doubtful=False)
-    ]
-    results = [fleet.fit(fleet.initial(), plain_loss(fleet)) for fleet in (full, one, two)]
+    everything = FleetData(one.graph, one.labels, torch.arange(SIZES[0]).expand(3, -1))
+    one = replace(one, cut_batches=lambda: [everything])
+    results = [fleet.fit(fleet.initial(), plain_loss) for fleet in (full, one, two)]
     assert same(results[0], results[1])
     assert same(full.state, one.state)
-    assert torch.equal(full.losses["model"], one.losses["model"])
+    assert torch.equal(full.call.losses["model"], one.call.losses["model"])
     assert gap(results[0], results[2]) > 1e-3
 
 
 def test_full_batch_training_cuts_nothing(monkeypatch):
-    monkeypatch.setattr(graft.federation.fleet, "cut_batches", None)
+    monkeypatch.setattr(graft.federation.setup, "build_batches", None)
     play(setup_of("fedavg", batches=1))
     with pytest.raises(Exception, match="callable"):
         play(setup_of("fedavg", batches=2))
@@ -138,61 +159,59 @@ def test_every_epoch_takes_every_batch_once_in_an_order_of_its_own():
     fleet = make_fleet(toy_graphs(sizes=SIZES), batches=5, epochs=4)
     orders = []
 
-    def loss(weights):
-        orders.append(fleet.batches.index(fleet._batch))
-        return plain_loss(fleet)(weights)
+    def loss(weights, batch):
+        orders.append(number_of(batch))
+        return plain_loss(weights, batch)
 
     weights = fleet.fit(fleet.initial(), loss)
     epochs = [tuple(orders[first : first + 5]) for first in range(0, 20, 5)]
     assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
     assert len(set(epochs)) > 1
-    fleet.begin(2, "train")
+    fleet = fleet.for_call(2, "train")
     fleet.fit(weights, loss)
-    assert orders[:20] == orders[20:]  # what a recorded step does must not depend on the round
+    assert orders[:20] == orders[20:]  # what a captured step does must not depend on the round
 
 
 def test_adam_counts_a_step_a_batch_and_the_loss_is_the_mean_over_the_last_epoch():
     fleet = make_fleet(toy_graphs(sizes=SIZES), batches=3, epochs=2)
     losses = []
 
-    def loss(weights):
-        losses.append(plain_loss(fleet)(weights))
+    def loss(weights, batch):
+        losses.append(plain_loss(weights, batch))
         return losses[-1]
 
     fleet.fit(fleet.initial(), loss)
     assert fleet.training.steps == 6
     assert fleet.state.optimizer.model.steps.tolist() == [6, 6, 6]
-    torch.testing.assert_close(fleet.losses["model"], torch.stack(losses[3:]).mean(0).detach())
+    torch.testing.assert_close(fleet.call.losses["model"], torch.stack(losses[3:]).mean(0).detach())
 
 
-def test_graph_and_labels_are_the_whole_ones_after_training_even_if_a_loss_fails():
+def test_a_loss_is_given_the_batch_and_the_fleet_itself_cannot_be_changed():
     fleet = make_fleet(toy_graphs(sizes=SIZES))
-    graph, labels = fleet.graph, fleet.labels
+    seen = []
 
-    def loss(_):
-        assert fleet.graph is not graph
-        raise ArithmeticError
+    def loss(weights, batch):
+        seen.append(batch)
+        return plain_loss(weights, batch)
 
-    with pytest.raises(ArithmeticError):
-        fleet.fit(fleet.initial(), loss)
-    assert fleet.graph is graph
-    assert fleet.labels is labels
-    fleet.fit(fleet.initial(), plain_loss(fleet))
-    assert fleet.graph is graph
-    assert fleet.labels is labels
+    fleet.fit(fleet.initial(), loss)
+    assert all(batch.graph is not fleet.graph and batch.labels is not fleet.labels for batch in seen)
+    assert all(batch.state is fleet.state and batch.call is fleet.call for batch in seen)
+    with pytest.raises(FrozenInstanceError):
+        fleet.data = seen[0].data
 
 
-def test_values_of_all_nodes_are_at_hand_for_those_of_a_batch():
+def test_values_of_all_nodes_are_gathered_for_those_of_a_batch():
     graphs = toy_graphs(sizes=SIZES)
     fleet = make_fleet(graphs)
-    assert torch.equal(fleet.at_hand(fleet.graph.features), fleet.graph.features)
-    for _ in fleet._turns(0):
+    assert torch.equal(fleet.at_nodes(fleet.graph.features), fleet.graph.features)
+    for batch in batches_of(fleet):
         whole = torch.zeros(3, SIZES[0], 6)
         for client, graph in enumerate(graphs):
             whole[client, : graph.nodes] = torch.as_tensor(graph.x)
-        real = fleet.graph.real
-        assert torch.equal(fleet.at_hand(whole)[real], fleet.graph.features[real])
-        assert fleet.at_hand(whole[:, :, 0]).shape == real.shape
+        real = batch.graph.real
+        assert torch.equal(batch.at_nodes(whole)[real], batch.graph.features[real])
+        assert batch.at_nodes(whole[:, :, 0]).shape == real.shape
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "sgd"])
@@ -203,38 +222,38 @@ def test_a_client_stays_as_it_is_where_a_batch_teaches_it_nothing(optimizer):
     lone = replace(graphs[1], train=one_label)
     settings = dict(batches=3, epochs=2, optimizer=optimizer, weight_decay=0.1)
     fleet = make_fleet([graphs[0], lone], **settings)
-    assert [batch.doubtful for batch in fleet.batches].count(True) == 2
+    assert [batch.may_lack_labels for batch in fleet.cut_batches()].count(True) == 2
     path = []
 
-    def loss(weights):
-        path.append((fleet._batch.doubtful, map_tree(lambda leaf: leaf.detach().clone(), weights)))
-        return plain_loss(fleet)(weights)
+    def loss(weights, batch):
+        path.append((batch.data.may_lack_labels, map_tree(lambda leaf: leaf.detach().clone(), weights)))
+        return plain_loss(weights, batch)
 
     end = fleet.fit(fleet.initial(), loss)
     afterwards = [weights for _, weights in path[1:]] + [end]
-    for (doubtful, before), after in zip(path, afterwards, strict=True):
+    for (may_lack_labels, before), after in zip(path, afterwards, strict=True):
         moved = [gap(select_clients(before, client), select_clients(after, client)) for client in (0, 1)]
         assert moved[0] > 0
-        assert (moved[1] > 0) == (not doubtful)
+        assert (moved[1] > 0) == (not may_lack_labels)
     assert all(leaf.isfinite().all() for _, leaf in flatten(end))
     if optimizer == "adam":
         assert fleet.state.optimizer.model.steps.tolist() == [6, 2]
     alone = make_fleet([lone], clients=[1], **settings)
-    assert gap(select_clients(alone.fit(alone.initial(), plain_loss(alone)), 0), select_clients(end, 1)) < 1e-6
+    assert gap(select_clients(alone.fit(alone.initial(), plain_loss), 0), select_clients(end, 1)) < 1e-6
 
 
 def test_an_unlabelled_batch_still_teaches_what_needs_no_labels():
     graph = toy_graph(41)
     fleet = make_fleet([replace(graph, train=graph.train & (np.cumsum(graph.train) == 1))])
     start = fleet.initial()
-    fleet.fit(start, lambda weights: fleet.forward(weights).logits.square().mean((1, 2)))
+    fleet.fit(start, lambda weights, batch: batch.forward(weights).logits.square().mean((1, 2)))
     assert fleet.state.optimizer.model.steps.tolist() == [9]
 
 
 def test_a_client_without_any_training_node_gives_no_nan():
     graph = toy_graph(41)
     fleet = make_fleet([replace(graph, train=np.zeros(41, bool)), toy_graph(37)])
-    end = fleet.fit(fleet.initial(), plain_loss(fleet))
+    end = fleet.fit(fleet.initial(), plain_loss)
     assert all(leaf.isfinite().all() for _, leaf in flatten(end))
     assert gap(select_clients(end, 0), select_clients(fleet.initial(), 0)) == 0
     assert gap(select_clients(end, 1), select_clients(fleet.initial(), 1)) > 0
@@ -243,7 +262,7 @@ def test_a_client_without_any_training_node_gives_no_nan():
 def test_a_graph_without_edges_is_cut_too():
     fleet = make_fleet([toy_graph(12, edgeless=True)], batches=4)
     assert [len(nodes_of(fleet, batch, 0)) > 0 for batch in range(4)] == [True] * 4
-    fleet.fit(fleet.initial(), plain_loss(fleet))
+    fleet.fit(fleet.initial(), plain_loss)
 
 
 class Made(TorchDispatchMode):
@@ -341,8 +360,8 @@ def test_training_takes_less_memory_with_more_batches(model):
     for batches in (1, 4, 16):
         fleet = make_fleet([graph], model, batches=batches, dropout=0.5, epochs=1)
         start = fleet.initial()
-        fleet.fit(start, plain_loss(fleet))  # what is prepared once is made here
-        peaks.append(peak_of(lambda fleet=fleet, start=start: fleet.fit(start, plain_loss(fleet))))
+        fleet.fit(start, plain_loss)  # what is prepared once is made here
+        peaks.append(peak_of(lambda fleet=fleet, start=start: fleet.fit(start, plain_loss)))
     assert peaks[1] < 0.4 * peaks[0]
     assert peaks[2] < 0.4 * peaks[1]
 
@@ -362,8 +381,8 @@ def test_batches_that_cannot_be_are_refused():
 def test_replayed_batches_equal_plain_ones_and_those_of_the_cpu(name):
     here = setup_of(name, batches=3, dropout=0.5)
     there = replace(here, device=torch.device("cuda"))
-    replayed, plain, cpu = play(there, rounds=5), play(replace(there, record=False), rounds=5), play(here, rounds=5)
-    assert replayed.engine.rounds.recordings
+    replayed, plain, cpu = play(there, rounds=5), play(replace(there, capture=False), rounds=5), play(here, rounds=5)
+    assert replayed.engine.rounds.captured
     for client in range(3):
         assert gap(replayed.client(client), plain.client(client)) < 1e-5
         assert gap(map_tree(torch.Tensor.cpu, replayed.client(client).model), cpu.client(client).model) < 1e-4
@@ -380,12 +399,12 @@ def test_your_own_module_trains_in_batches():
 
     graph = toy_graph(41)
     model = assign_models(Own(), 1, 6, CLASSES, width=8, dropout=0.0, head="linear")[0]
-    fleet = build_fleet([0], [graph], model, Training(batches=3), 0, CPU, make=None)
+    fleet = bare_fleet([0], [graph], model, Training(batches=3))
     weights = fleet.initial()
-    for _ in fleet._turns(0):
-        part = subgraph(graph, fleet._batch.nodes[0].numpy())
-        alone = build_fleet([0], [part], model, Training(), 0, CPU, make=None)
-        torch.testing.assert_close(plain_loss(fleet)(weights), plain_loss(alone)(weights))
+    for batch in batches_of(fleet):
+        part = subgraph(graph, batch.data.nodes[0].numpy())
+        alone = bare_fleet([0], [part], model, Training())
+        torch.testing.assert_close(plain_loss(weights, batch), plain_loss(weights, alone))
 
 
 @pytest.mark.slow

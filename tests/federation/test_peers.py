@@ -13,9 +13,10 @@ import graft
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback, inbox_of
 from graft.errors import InputError
-from graft.federation.exchange import Mail, Server, Traffic
+from graft.federation.clients import Clients, Mail
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, disagreement, heard_mask, mix_models, play_round
+from graft.federation.peers import PeerMethod, disagreement, heard_mask, mix_models
+from graft.federation.server import Server
 from graft.federation.topologies import Topology
 from graft.methods import METHODS
 from graft.methods.fedavg import FedAvg
@@ -94,7 +95,7 @@ class InParts(PeerMethod):
 
     def start_client(self, fleet):
         super().start_client(fleet)
-        fleet.state.vector = fleet.numbers.float().unsqueeze(1) + torch.arange(6, device=fleet.device) * 10.0
+        fleet.state.vector = fleet.client_ids.float().unsqueeze(1) + torch.arange(6, device=fleet.device) * 10.0
         fleet.state.told = torch.zeros(len(fleet.clients), device=fleet.device)
 
     def round(self, peers):
@@ -113,7 +114,7 @@ class InParts(PeerMethod):
 
     @step
     def cut(self, fleet):
-        return {"vector": fleet.state.vector.view(-1, 2, 3), "whole": fleet.numbers.unsqueeze(1).expand(-1, 2)}
+        return {"vector": fleet.state.vector.view(-1, 2, 3), "whole": fleet.client_ids.unsqueeze(1).expand(-1, 2)}
 
     @step
     def pull(self, fleet):
@@ -155,9 +156,8 @@ def mixed_numbers(method, values, **settings):
 
 
 def one_round(setup, engine, members):
-    server = Server(None, setup.models, len(setup.models), setup.seed, setup.device, setup.architecture, at=1)
-    traffic = Traffic()
-    return play_round(setup.method, server, engine, members, traffic), traffic, server
+    server, clients = Server.of(setup), Clients(engine, 1, members)
+    return setup.method.conduct(server, clients), clients.traffic, server
 
 
 def everyones(played, name="model"):
@@ -228,7 +228,7 @@ def test_mixing_brings_peers_together():
     engine = with_models(setup, [0, 4, 8, 12])
     distances = []
     for number in range(1, 4):
-        distances.append(float(play(setup, rounds=1, engine=engine, first=number).server.records["disagreement"]))
+        distances.append(float(play(setup, rounds=1, engine=engine, first=number).records["disagreement"]))
     assert distances[0] > distances[1] > distances[2] > 0
 
 
@@ -318,16 +318,16 @@ def test_bytes_are_counted_for_every_directed_transfer():
         model = sum(leaf.nbytes for _, leaf in flatten(played.client(0).model))
         assert (played.traffic.up, played.traffic.down) == (0, 0)
         assert played.traffic.peer == 2 * transfers * model
-        assert played.server.records["busiest_sender_bytes"] == most_sent * model
-        assert played.server.records["busiest_receiver_bytes"] == most_received * model
+        assert played.records["busiest_sender_bytes"] == most_sent * model
+        assert played.records["busiest_receiver_bytes"] == most_received * model
 
 
 def test_a_pull_loads_senders_unequally():
     setup = toy_setup(Train("random"), clients=9)
     played = play(setup, rounds=1)
     model = sum(leaf.nbytes for _, leaf in flatten(played.client(0).model))
-    assert played.server.records["busiest_receiver_bytes"] == 4 * model
-    assert played.server.records["busiest_sender_bytes"] > 4 * model
+    assert played.records["busiest_receiver_bytes"] == 4 * model
+    assert played.records["busiest_sender_bytes"] > 4 * model
 
 
 def test_two_exchanges_with_one_step_are_recorded_apart():

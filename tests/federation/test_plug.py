@@ -14,7 +14,7 @@ from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.experiments.experiment import make_method, name_of
-from graft.federation.exchange import Clients, Traffic
+from graft.federation.clients import Clients
 from graft.federation.method import Method
 from graft.federation.plug import Plug, aggregated, name_clashes, plugged, replace_aggregated, takes_plugs
 from graft.methods import METHODS, PLUGS
@@ -58,9 +58,9 @@ class Halving(Plug):
 
     factor: float = 0.5  # of every weight
 
-    def after_round(self, server, clients, uploads):  # noqa: ARG002
-        models = aggregated(server, uploads.clients)
-        replace_aggregated(server, uploads.clients, map_tree(lambda leaf: self.factor * leaf, models))
+    def after_aggregation(self, server, clients, replies):  # noqa: ARG002
+        models = aggregated(server, replies.clients)
+        replace_aggregated(server, replies.clients, map_tree(lambda leaf: self.factor * leaf, models))
 
 
 def test_the_hosts_of_the_paper_take_plugs():
@@ -160,25 +160,22 @@ def test_a_plug_of_your_own_sees_the_uploads_and_changes_what_the_server_made(ho
     assert same(ours[field], map_tree(lambda leaf: 0.5 * leaf, plain[field]))
 
 
-def test_a_method_that_uploads_nothing_is_refused():
+def test_a_host_that_aggregates_nothing_is_refused():
     class Silent(FedAvg):
         def round(self, server, clients):
             """Nobody is asked."""
 
-    with pytest.raises(InputError, match="uploads none"):
+    with pytest.raises(InputError, match="calls no `aggregate`"):
         play(toy_setup(plugged(Silent, Halving)()), rounds=1)
 
 
-def test_listeners_hear_what_all_some_and_more_clients_answer():
+def test_all_some_and_more_clients_can_be_asked():
     setup = toy_setup(FedAvg())
-    heard = []
-    clients = Clients(InProcess(setup), 1, [0, 2], Traffic()).heard_by(heard.append)
-    clients.ask(setup.method.count)
-    clients.only([2]).ask(setup.method.count)
-    clients.everyone.ask(setup.method.count)
-    assert [replies.clients for replies in heard] == [[0, 2], [2], [0, 1, 2]]
-    assert "totals" in heard[0]
-    assert "model" not in heard[0]
+    clients = Clients(InProcess(setup), 1, [0, 2])
+    asked = [who.ask(setup.method.count) for who in (clients, clients.only([2]), clients.everyone)]
+    assert [replies.clients for replies in asked] == [[0, 2], [2], [0, 1, 2]]
+    assert "totals" in asked[0]
+    assert "model" not in asked[0]
 
 
 @pytest.mark.parametrize("host", ["scaffold", "fedgta"])

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from graft.data.graphs import make_graph
-from graft.federation.fleet import build_fleet
 from graft.graphs.fleet_graph import FleetGraph, MaskedFeatures, build_fleet_graph
 from graft.models import build_model
 from graft.tensors.randomness import streams
-from graft.training.loop import Training
-from tests.toy import CLASSES, random_weights, toy_graph, toy_graphs, trained_tree
+from graft.training.optimizers import Training
+from tests.toy import CLASSES, bare_fleet, random_weights, toy_graph, toy_graphs, trained_tree
 
 CPU = torch.device("cpu")
 MODELS = ("gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4")
@@ -237,7 +236,7 @@ def test_a_view_keeps_nothing_alive_and_is_not_kept_alive():
 def test_a_fleet_can_look_at_a_view():
     graphs = toy_graphs()
     model = build_model("sage", 6, CLASSES, width=8, dropout=0.5)
-    fleet = build_fleet([0, 1, 2], graphs, model, Training(), 0, CPU, make=None)
+    fleet = bare_fleet([0, 1, 2], graphs, model, Training())
     weights, view = random_weights(model, 3), make_view(fleet.graph)
     assert isinstance(view, FleetGraph)
     assert torch.equal(fleet.predict(weights, graph=view).logits, model(weights, view).logits)

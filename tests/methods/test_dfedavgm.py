@@ -122,7 +122,7 @@ def test_record_holds_the_spectral_gap():
         topology = Topology(name, mixing="metropolis")
         assert spectral_gap(topology.links(1, list(range(10)), 10, 0)) == pytest.approx(wanted, abs=1e-6)
         played = play(line(DFedAvgM(), [0.0] * 10, topology=Topology(name)), rounds=1)
-        assert played.server.records["spectral_gap"] == pytest.approx(wanted, abs=1e-6)
+        assert played.records["spectral_gap"] == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0])

@@ -106,6 +106,6 @@ def test_a_model_goes_along_every_link():
 
 
 def test_record_says_how_far_peers_are_apart():
-    records = play(line(DPSGD(), [0.0, 2.0, 4.0], topology=COMPLETE), rounds=1).server.records
+    records = play(line(DPSGD(), [0.0, 2.0, 4.0], topology=COMPLETE), rounds=1).records
     assert float(records["disagreement"]) == pytest.approx(4 / 3)
     assert records["spectral_gap"] == pytest.approx(1.0)

@@ -11,7 +11,7 @@ from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.experiments.experiment import make_experiment
-from graft.federation.exchange import Request
+from graft.federation.clients import Request
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedomd import FedOMD, FedOMDPaper, central_moments, discrepancy, hidden_of, moments_around
 from graft.models.ortho_gcn import OrthoGCN, departure
@@ -38,7 +38,7 @@ class Watched(InProcess):
         return replies
 
     @property
-    def asked(self):
+    def train_subset(self):
         return [request.step for request, _ in self.seen]
 
 
@@ -64,14 +64,14 @@ def watch(setup, rounds=1):
 )
 def test_two_clients_by_hand(method, wanted):
     played, engine = watch(mirror_setup(method, TWO))
-    assert engine.asked == ["means", "moments", "match"]
+    assert engine.train_subset == ["means", "moments", "match"]
     (_, means), (center, moments), (target, _) = engine.seen
     assert means.mean.flatten().tolist() == [0.5, 2.0]
     assert means.size.tolist() == [2, 3]
     found = [center.message.mean.flatten(), target.message.moments.flatten()]
     torch.testing.assert_close(torch.cat(found), torch.tensor(POOLED))
     torch.testing.assert_close(moments.moments[0].flatten()[:2], torch.tensor([1.06, -1.404]))  # around 1.4, not 0.5
-    torch.testing.assert_close(played.server.records["discrepancy"], torch.tensor(wanted), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(played.records["discrepancy"], torch.tensor(wanted), atol=1e-5, rtol=1e-5)
     own = played.client(0).own.flatten()
     torch.testing.assert_close(own, torch.tensor([0.5, 0.25, 0.0, 0.0625, 0.0]))
 
@@ -184,7 +184,7 @@ def test_higher_orders_add_to_the_discrepancy():
 def test_layer_that_says_the_same_of_all_nodes_is_not_divided_by_zero():
     graphs = [hand_graph([(2,), (2,)], [0, 1], 2), hand_graph([(2,), (2,), (2,)], [0, 1, 0], 2)]
     played = play(mirror_setup(FedOMD(), graphs), rounds=1)
-    assert played.server.records["discrepancy"].tolist() == [0, 0]
+    assert played.records["discrepancy"].tolist() == [0, 0]
     assert float(played.client(0).span) == pytest.approx(1e-6)
 
 
@@ -218,9 +218,9 @@ def test_one_client_alone_trains_its_network_with_orthogonality_only(alpha):
 def test_two_identical_clients_have_no_discrepancy():
     graph = toy_graph(12)
     played = play(ortho_setup(graphs=[graph, graph]), rounds=2)
-    assert played.server.records["discrepancy"].tolist() == [0, 0]
+    assert played.records["discrepancy"].tolist() == [0, 0]
     other = play(ortho_setup(graphs=[graph, toy_graph(12, seed=5)]), rounds=2)
-    assert (other.server.records["discrepancy"] > 0.01).all()
+    assert (other.records["discrepancy"] > 0.01).all()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -268,14 +268,14 @@ def test_training_draws_the_layers_to_orthogonal_matrices():
 def test_training_draws_the_moments_of_clients_together():
     def left(beta):
         played = play(ortho_setup(FedOMD(beta=beta)), rounds=40)
-        return played.server.records["discrepancy"].mean()
+        return played.records["discrepancy"].mean()
 
     assert left(10.0) < 0.7 * left(1e-9)
 
 
 def test_moments_stand_still_while_a_client_takes_several_steps():
     _, engine = watch(ortho_setup(epochs=5), rounds=2)
-    assert engine.asked == ["means", "moments", "match"] * 2
+    assert engine.train_subset == ["means", "moments", "match"] * 2
 
 
 # Choices -------------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_papers_network_is_trained_from_python_too(method):
 def test_of_other_architectures_the_embedding_is_matched(models):
     played, engine = watch(ortho_setup(models=models), rounds=2)
     assert engine.seen[1][0].message.mean.shape == (1, 8)
-    assert (played.server.records["discrepancy"] > 0).all()
+    assert (played.records["discrepancy"] > 0).all()
     alpha = play(ortho_setup(FedOMD(alpha=5.0), models=models), rounds=2)
     assert same(alpha.server.state, played.server.state)  # there is nothing to keep orthogonal
     beta = play(ortho_setup(FedOMD(beta=0.0), models=models), rounds=2)
@@ -391,7 +391,7 @@ def test_bytes_of_moments_beside_bytes_of_weights(span_from, span_floats):
     floats = layers * 5 * 64
     assert floats == 960  # each way
     up, down = 4 * (floats + 2 * layers * span_floats) + 8, 4 * (floats + layers * span_floats)
-    records = played.server.records
+    records = played.records
     assert records["moment_bytes"] == clients * (up + down)
     model = count_bytes(played.server.state.model)
     assert records["weight_bytes"] == clients * (model + model + 8 + 4)  # a vote, and the discrepancy for the record
@@ -401,7 +401,7 @@ def test_bytes_of_moments_beside_bytes_of_weights(span_from, span_floats):
 
 def test_without_discrepancy_only_weights_travel():
     played, engine = watch(ortho_setup(FedOMD(beta=0.0)), rounds=2)
-    assert engine.asked == ["train", "train"]
+    assert engine.train_subset == ["train", "train"]
     model = count_bytes(played.server.state.model)
     assert (played.traffic.down, played.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 8))
     assert {path.split("/")[0] for path, _ in flatten(played.client(0))} == {"model", "optimizer"}

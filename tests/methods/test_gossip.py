@@ -75,7 +75,7 @@ def test_links_are_drawn_anew_for_every_peer_round_and_segment():
     setup.method.start_client(fleet)
 
     def links(round):
-        fleet.begin(round, "pull")
+        fleet = fleet.for_call(round, "pull")
         return setup.method.pull(fleet)["links"]
 
     first = links(1)
@@ -87,7 +87,7 @@ def test_links_are_drawn_anew_for_every_peer_round_and_segment():
     assert not torch.equal(first[:, 0], first[:, 1])
     alone = setup.fleet([4])
     setup.method.start_client(alone)
-    alone.begin(1, "pull")
+    alone = alone.for_call(1, "pull")
     assert torch.equal(setup.method.pull(alone)["links"][0], first[4])
 
 
@@ -98,8 +98,8 @@ def test_every_peer_pulls_as_much_whatever_the_number_of_segments():
     assert whole.traffic.peer == 3 * 2 * 4 * (155 + 1)  # with a vote
     cut = play(toy_setup(Gossip(10, 2)), rounds=1)
     assert cut.traffic.peer == 3 * 2 * 4 * (160 + 10)  # ten segments of 16, with a vote each
-    assert whole.server.records["busiest_receiver_bytes"] == whole.traffic.peer // 3
-    assert play(toy_setup(Gossip(10, 1), clients=6), rounds=1).server.records["busiest_sender_bytes"] > 4 * (160 + 10)
+    assert whole.records["busiest_receiver_bytes"] == whole.traffic.peer // 3
+    assert play(toy_setup(Gossip(10, 1), clients=6), rounds=1).records["busiest_sender_bytes"] > 4 * (160 + 10)
 
 
 def test_only_what_was_pulled_arrives():

@@ -132,7 +132,7 @@ def test_peers_are_reached_in_steps_that_double():
     assert [reached(round, k=2) for round in range(1, 5)] == [[1, 2], [3, 6], [8, 9], [1, 2]]
     assert [reached(round, peers=2) for round in (1, 2)] == [[1], [1]]
     assert reached(1, peers=1) == []
-    records = play(line(OSGP(fan_out=2), [0.0] * 10), rounds=1).server.records
+    records = play(line(OSGP(fan_out=2), [0.0] * 10), rounds=1).records
     assert records["busiest_sender_bytes"] == 2 * 8
 
 

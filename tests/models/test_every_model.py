@@ -10,14 +10,14 @@ from torch.nn import functional
 from torch_geometric.nn import GATConv, GCNConv, GINConv, JumpingKnowledge, SAGEConv, SGConv
 
 from graft.errors import InputError
-from graft.federation.fleet import build_fleet, initial
+from graft.federation.fleet import initial_weights
 from graft.methods.local import Local
 from graft.models import assign_models, build_model
 from graft.models.gin import GIN
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import flatten, select_clients
 from graft.training.optimizers import Training
-from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
+from tests.toy import CLASSES, bare_fleet, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
 
 NAMES = ("gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4", "gcn6", "gcn8")
 HEADS = ("linear", "conv")
@@ -44,7 +44,7 @@ def layout(request):
 def make_fleet(name, head="linear", sparse=False, dropout=0.0, graphs=None, clients=None, **training):
     graphs = graphs or toy_graphs(sparse=sparse)
     model = build_model(name, graphs[0].features, CLASSES, width=WIDTH, dropout=dropout, head=head)
-    return build_fleet(clients or list(range(len(graphs))), graphs, model, Training(**training), 0, CPU, make=None)
+    return bare_fleet(clients or list(range(len(graphs))), graphs, model, Training(**training))
 
 
 # Stock layers --------------------------------------------------------------------------------------------------------
@@ -233,20 +233,20 @@ def test_fleet_of_three_trains_as_three_fleets_of_one(case, dropout):
     fleet = make_fleet(name, head, graphs=graphs, dropout=dropout, epochs=4)
     start = random_weights(fleet.model, 3)
 
-    def loss_of(fleet):
-        return lambda weights: fleet.cross_entropy(fleet.forward(weights).logits)
+    def loss(weights, fleet):
+        return fleet.cross_entropy(fleet.forward(weights).logits)
 
-    fleet.begin(1, "train")
-    together = fleet.fit(start, loss_of(fleet))
+    fleet = fleet.for_call(1, "train")
+    together = fleet.fit(start, loss)
     assert gap(together, start) > 1e-2  # it did train
     for client, graph in enumerate(graphs):
         alone = make_fleet(name, head, graphs=[graph], clients=[client], dropout=dropout, epochs=4)
-        alone.begin(1, "train")
-        own = alone.fit(select_clients(start, slice(client, client + 1)), loss_of(alone))
+        alone = alone.for_call(1, "train")
+        own = alone.fit(select_clients(start, slice(client, client + 1)), loss)
         assert gap(select_clients(own, 0), select_clients(together, client)) < 1e-5
     fleet.state.clear()
-    fleet.begin(2, "train")  # another round has other dropout, and only then other weights
-    assert same(fleet.fit(start, loss_of(fleet)), together) == (dropout == 0)
+    fleet = fleet.for_call(2, "train")  # another round has other dropout, and only then other weights
+    assert same(fleet.fit(start, loss), together) == (dropout == 0)
 
 
 def test_one_clients_features_change_only_its_own_output(layout):
@@ -295,12 +295,12 @@ def test_initial_weights_depend_on_the_seed_alone(layout):
     name, head = layout
     model = build_model(name, 6, CLASSES, width=WIDTH, head=head)
     again = build_model(name, 6, CLASSES, width=WIDTH, head=head)
-    assert same(initial(model, 3), initial(again, 3))
-    assert gap(initial(model, 3), initial(model, 4)) > 1e-2
+    assert same(initial_weights(model, 3), initial_weights(again, 3))
+    assert gap(initial_weights(model, 3), initial_weights(model, 4)) > 1e-2
     fleet = toy_setup(Local(), models=name, head=head, seed=3).fleet([0, 1, 2])
     started = fleet.initial()
     assert same(select_clients(started, 0), select_clients(started, 2))
-    assert same(select_clients(started, 0), initial(fleet.model, 3))
+    assert same(select_clients(started, 0), initial_weights(fleet.model, 3))
 
 
 GLOROT = {"gcn": ("weight",), "gat": ("weight", "target", "source")}  # the other leaves start as PyTorch's Linear does
@@ -309,7 +309,7 @@ GLOROT = {"gcn": ("weight",), "gat": ("weight", "target", "source")}  # the othe
 @pytest.mark.parametrize("name", NAMES)
 def test_initial_weights_fill_their_bounds(name):
     model = build_model(name, 200, 5, width=64)
-    weights = initial(model, 0)
+    weights = initial_weights(model, 0)
     kind = name.rstrip("0123456789")
     for path, leaf in flatten(weights):
         *_, field = path.split("/")
@@ -341,9 +341,9 @@ def inputs_of(weights, path):
 def test_convolutional_head_of_gat_has_one_attention_head_whatever_the_number_of_classes():
     few = build_model("gat", 6, CLASSES, width=WIDTH, head="conv")
     many = build_model("gat", 6, WIDTH, width=WIDTH, head="conv")
-    assert initial(few, 0).head.target.shape == (1, CLASSES)
-    assert initial(many, 0).head.target.shape == (1, WIDTH)
-    assert initial(many, 0).layer0.target.shape == (4, WIDTH // 4)
+    assert initial_weights(few, 0).head.target.shape == (1, CLASSES)
+    assert initial_weights(many, 0).head.target.shape == (1, WIDTH)
+    assert initial_weights(many, 0).layer0.target.shape == (4, WIDTH // 4)
 
 
 # Nodes and clients without neighbours --------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def test_gin_without_normalisation_is_the_plain_sum_through_a_perceptron():
     graph = toy_graph(9)
     model = GIN(graph.features, CLASSES, width=WIDTH, dropout=0.0, normalise=False)
     weights = random_weights(model)
-    fleet = build_fleet([0], [graph], model, Training(), 0, CPU, make=None)
+    fleet = bare_fleet([0], [graph], model, Training())
     layer = weights.layer0
     x, edges = torch.from_numpy(graph.x), torch.from_numpy(graph.edges)
     summed = x.index_add(0, edges[0], x[edges[1]])
@@ -431,7 +431,7 @@ def test_training_and_evaluation_at_once_are_the_two_one_by_one(name, dropout):
     fleet = make_fleet(name, dropout=dropout)
     weights, wanted = trained_tree(random_weights(fleet.model, 3))
     training, evaluation = fleet.forward_and_predict(weights)
-    fleet.begin(0, "start")
+    fleet = fleet.for_call(0, "start")
     alone, judged = fleet.forward(weights), fleet.predict(weights)
     assert all(torch.equal(one, other) for one, other in zip((*training, *evaluation), (*alone, *judged), strict=True))
     assert torch.equal(training.logits, evaluation.logits) == (dropout == 0)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from graft.federation.fleet import build_fleet
 from graft.graphs.fleet_graph import build_fleet_graph
 from graft.graphs.node_subset import NodeSubset
 from graft.models import build_model
@@ -12,7 +11,7 @@ from graft.tensors.randomness import Stream
 from graft.tensors.sparse import BlockSparse
 from graft.tensors.trees import Tree, select_clients
 from graft.training.optimizers import Training
-from tests.toy import CLASSES, random_weights, toy_graphs, trained_tree
+from tests.toy import CLASSES, bare_fleet, random_weights, toy_graphs, trained_tree
 
 CPU = torch.device("cpu")
 NODES = torch.tensor([[3, 0, 5], [6, 1, 1], [2, 4, 0]])  # the third one of the second client is padding
@@ -48,7 +47,9 @@ def test_it_says_of_some_nodes_what_it_says_of_all(name, head, sparse, monkeypat
     wanted, draws = results(weights, lambda tree, stream: map(picked, model(tree, graph, stream)))
     for small in (2**18, 0):  # masks drawn for all nodes, or for those that are asked about
         monkeypatch.setattr("graft.tensors.randomness.SMALL_MASK", small)
-        found, others = results(weights, lambda tree, stream: model.forward_at(tree, NodeSubset(graph, NODES, REAL), stream))
+        found, others = results(
+            weights, lambda tree, stream: model.forward_at(tree, NodeSubset(graph, NODES, REAL), stream)
+        )
         assert draws == others
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
@@ -73,7 +74,9 @@ def test_rows_of_a_matrix_by_hand():
     starts, columns = torch.tensor([0, 1, 3, 3, 5], dtype=torch.int32), torch.tensor([0, 0, 1, 2, 3], dtype=torch.int32)
     matrix = BlockSparse(starts, columns, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 2, (2, 2))
     assert matrix.dense().tolist() == [[[1, 0], [2, 3]], [[0, 0], [4, 5]]]
-    some = matrix.select_rows(torch.tensor([[1, 1, 0], [1, 0, 1]]), torch.tensor([[True, True, True], [True, True, False]]))
+    some = matrix.select_rows(
+        torch.tensor([[1, 1, 0], [1, 0, 1]]), torch.tensor([[True, True, True], [True, True, False]])
+    )
     assert some.dense().tolist() == [[[2, 3], [2, 3], [1, 0]], [[4, 5], [0, 0], [0, 0]]]
     assert some.transpose.dense().tolist() == some.dense().mT.tolist()
 
@@ -89,7 +92,7 @@ def test_numbers_of_any_kind_can_be_picked():
 
 def fleet_of(graphs, model="gcn", **options):
     made = build_model(model, graphs[0].features, CLASSES, width=8, **options)
-    return build_fleet(list(range(len(graphs))), graphs, made, Training(), 0, CPU, lambda _: made)
+    return bare_fleet(list(range(len(graphs))), graphs, made, Training())
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])

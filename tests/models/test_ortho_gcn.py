@@ -5,13 +5,13 @@ import torch
 from torch_geometric.nn import GCNConv
 
 from graft.errors import InputError
-from graft.federation.fleet import build_fleet, initial
+from graft.federation.fleet import initial_weights
 from graft.models import build_model
 from graft.models.gcn import GCN
 from graft.models.ortho_gcn import OrthoGCN, departure, orthogonalised
 from graft.tensors.trees import flatten, select_clients
 from graft.training.optimizers import Training
-from tests.toy import CLASSES, gap, random_weights, same, toy_graph, toy_graphs, trained_tree
+from tests.toy import CLASSES, bare_fleet, gap, random_weights, same, toy_graph, toy_graphs, trained_tree
 
 WIDTH = 8
 CPU = torch.device("cpu")
@@ -24,12 +24,12 @@ def make_fleet(graphs=None, clients=None, sparse=False, training=None, **fields)
     graphs = graphs or toy_graphs(sparse=sparse)
     model = OrthoGCN(graphs[0].features, CLASSES, **({"width": WIDTH, "dropout": 0.0} | fields))
     clients = clients or list(range(len(graphs)))
-    return build_fleet(clients, graphs, model, Training(**(training or {})), 0, CPU, make=None)
+    return bare_fleet(clients, graphs, model, Training(**(training or {})))
 
 
 def raw_matrices(width=64, count=3):
     """Matrices as the layers start with."""
-    weights = initial(OrthoGCN(6, CLASSES, depth=count, width=width), 0)
+    weights = initial_weights(OrthoGCN(6, CLASSES, depth=count, width=width), 0)
     return torch.stack([weights[f"layer{index}"].weight for index in range(1, count + 1)])
 
 
@@ -190,8 +190,8 @@ def test_fleet_of_three_trains_as_three_fleets_of_one(dropout):
     start = random_weights(fleet.model, 3)
 
     def trained(fleet, weights):
-        fleet.begin(1, "train")
-        return fleet.fit(weights, lambda weights: fleet.cross_entropy(fleet.forward(weights).logits))
+        fleet = fleet.for_call(1, "train")
+        return fleet.fit(weights, lambda weights, batch: batch.cross_entropy(batch.forward(weights).logits))
 
     together = trained(fleet, start)
     assert gap(together, start) > 1e-2
@@ -233,14 +233,14 @@ def test_hidden_layers_are_seen_before_dropout():
 
 
 def test_first_layer_may_start_with_orthogonal_columns():
-    start = initial(OrthoGCN(200, CLASSES, width=16, orthogonal_start=True), 0).layer0.weight
+    start = initial_weights(OrthoGCN(200, CLASSES, width=16, orthogonal_start=True), 0).layer0.weight
     torch.testing.assert_close(start.t() @ start, torch.eye(16), atol=1e-4, rtol=0)
-    plain = initial(OrthoGCN(200, CLASSES, width=16), 0).layer0.weight
+    plain = initial_weights(OrthoGCN(200, CLASSES, width=16), 0).layer0.weight
     assert (plain.t() @ plain - torch.eye(16)).abs().max() > 0.1
 
 
 def test_orthogonal_layers_have_no_bias():
-    assert [path for path, _ in flatten(initial(OrthoGCN(6, CLASSES), 0))] == [
+    assert [path for path, _ in flatten(initial_weights(OrthoGCN(6, CLASSES), 0))] == [
         "layer0/weight",
         "layer0/bias",
         "layer1/weight",
@@ -252,8 +252,8 @@ def test_orthogonal_layers_have_no_bias():
 
 def test_initial_weights_depend_on_the_seed_alone():
     model, again = (OrthoGCN(6, CLASSES) for _ in range(2))
-    assert same(initial(model, 3), initial(again, 3))
-    assert gap(initial(model, 3), initial(model, 4)) > 1e-2
+    assert same(initial_weights(model, 3), initial_weights(again, 3))
+    assert gap(initial_weights(model, 3), initial_weights(model, 4)) > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_number_in_the_name_counts_the_orthogonal_layers(name, depth, shown):
     model = build_model(name, 6, CLASSES, width=WIDTH, head="conv")
     assert isinstance(model, OrthoGCN)
     assert model.name == shown
-    assert len([path for path in initial(model, 0) if path.startswith("layer")]) == depth + 1
+    assert len([path for path in initial_weights(model, 0) if path.startswith("layer")]) == depth + 1
 
 
 @pytest.mark.parametrize("name", ["ortho", "ortho_", "ortho_gnc", "ortho_gcn0"])

@@ -32,7 +32,7 @@ def test_same_key_gives_the_same_draw():
 
 def fleet_bits(clients, round=1, step="train", seed=0, number=1):
     fleet = toy_setup(Local(), seed=seed).fleet(clients)
-    fleet.begin(round, step)
+    fleet = fleet.for_call(round, step)
     for _ in range(number - 1):
         fleet.random.bits(16)
     return fleet.random.bits(16)
@@ -174,7 +174,7 @@ def test_some_owners_draw_what_they_draw_among_all():
     ):
         whole = Stream(torch.tensor([3, 1, 4, 1000, 59]))
         whole.bits(2)
-        first, last = whole.of(range(2)), whole.of(range(2, 5))
+        first, last = whole.select(range(2)), whole.select(range(2, 5))
         parts = [torch.cat([drawn(first), drawn(last)]) for _ in range(2)]
         assert torch.equal(parts[0], drawn(whole))
         assert torch.equal(parts[1], drawn(whole))
@@ -184,7 +184,7 @@ def test_some_owners_draw_what_they_draw_among_all():
 def test_dropout_is_the_same_whether_parts_share_its_draws_or_not(monkeypatch):
     def drops():
         whole = Stream(torch.tensor([3, 1, 4]))
-        first, last = whole.of(range(1)), whole.of(range(1, 3))
+        first, last = whole.select(range(1)), whole.select(range(1, 3))
         found = [first.dropout(torch.ones(1, 6, 8), 0.5), last.dropout(torch.ones(2, 6, 8), 0.5)]
         found.append(last.dropout(torch.ones(2, 6, 8), 0.25))
         whole.advance([first.draws, last.draws, last.draws])

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from graft.engines.in_process import InProcess
-from graft.federation.fleet import initial
+from graft.federation.fleet import initial_weights
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.tensors.trees import Tree, flatten, map_tree, select_clients, stack
 from graft.training import loop
-from graft.training.loop import Part, Training
+from graft.training.loop import Part
+from graft.training.optimizers import Training
 from tests.toy import gap, play, same, toy_setup
 
 TARGETS = torch.tensor([0.5, -1.0, 3.0])
@@ -19,7 +20,7 @@ TARGETS = torch.tensor([0.5, -1.0, 3.0])
 
 def fit(weights, loss, training, state, frozen=frozenset()):
     """Train one part alone."""
-    part = Part(weights, lambda parts: loss(parts.one), state, frozen)
+    part = Part(weights, lambda parts, _: loss(parts.one), state, frozen)
     fitted, states, last = loop.fit({"one": part}, training)
     return fitted.one, states.one, last["one"]
 
@@ -117,7 +118,7 @@ def test_method_may_train_in_its_own_way():
         fleet.state.clear()
         own = replace(fleet.training, **settings)
         return fleet.fit(
-            fleet.initial(), lambda weights: fleet.cross_entropy(fleet.forward(weights).logits), training=own
+            fleet.initial(), lambda weights, batch: batch.cross_entropy(batch.forward(weights).logits), training=own
         )
 
     usual = trained()
@@ -303,22 +304,22 @@ def test_two_models_of_one_client_have_optimisers_of_their_own():
     fleet = toy_setup(Local()).fleet([0, 1, 2])
     start = map_tree(torch.clone, fleet.initial())
 
-    def loss(weights):
+    def loss(weights, fleet):
         return fleet.cross_entropy(fleet.forward(weights).logits)
 
     fleet.fit(start, loss, name="small")
     fleet.fit(fleet.fit(start, loss, name="large"), loss, name="large")
     assert fleet.state.optimizer.small.steps.tolist() == [3, 3, 3]
     assert fleet.state.optimizer.large.steps.tolist() == [6, 6, 6]
-    assert set(dict(fleet.labelled_losses("train"))) == {"train/small", "train/large"}
-    assert same(select_clients(start, 0), initial(fleet.model, 0))
+    assert set(fleet.call.losses) == {"small", "large"}
+    assert same(select_clients(start, 0), initial_weights(fleet.model, 0))
 
 
 def test_parts_take_turns_and_see_each_other_as_they_are_by_then():
     """By hand, SGD with step 0.5: a goes from 0 to 1 (target 2), then b from 0 to a = 1, halfway: 0.5; and again."""
     parts = {
-        "a": Part(Tree(x=torch.zeros(1)), lambda parts: 0.5 * (parts.a.x - 2).square()),
-        "b": Part(Tree(x=torch.zeros(1)), lambda parts: 0.5 * (parts.b.x - parts.a.x.detach()).square()),
+        "a": Part(Tree(x=torch.zeros(1)), lambda parts, _: 0.5 * (parts.a.x - 2).square()),
+        "b": Part(Tree(x=torch.zeros(1)), lambda parts, _: 0.5 * (parts.b.x - parts.a.x.detach()).square()),
     }
     training = Training(epochs=2, optimizer="sgd", learning_rate=0.5, weight_decay=0.0)
     fitted, _, last = loop.fit(parts, training)
@@ -332,7 +333,7 @@ def test_parts_take_turns_and_see_each_other_as_they_are_by_then():
 def test_parts_have_optimisers_of_their_own():
     start = make_weights()
     together, states, _ = loop.fit(
-        {name: Part(start, lambda parts, name=name: bowl(parts[name])) for name in ("first", "second")}, Training()
+        {name: Part(start, lambda parts, _, name=name: bowl(parts[name])) for name in ("first", "second")}, Training()
     )
     alone, state, _ = fit(start, bowl, Training(), None)
     assert same(together.first, alone)

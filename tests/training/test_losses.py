@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graft.methods.local import Local
-from graft.training.losses import divergence, log_softmax, mean_over, nodes_of
+from graft.training.losses import divergence, log_softmax, mean_over
 from tests.toy import toy_setup
 
 SURE = torch.tensor([0.75, 0.25]).log()
@@ -66,8 +66,8 @@ def test_mean_over_nothing_is_zero():
 
 def test_all_nodes_are_all_but_the_spare_ones():
     fleet = toy_setup(Local()).fleet([0, 1, 2])
-    assert nodes_of(fleet, "all").sum(1).tolist() == [12, 9, 7]
-    assert nodes_of(fleet, "train").sum(1).tolist() == fleet.labels.masks[:, 0].sum(1).tolist()
+    assert fleet.node_mask("all").sum(1).tolist() == [12, 9, 7]
+    assert fleet.node_mask("train").sum(1).tolist() == fleet.labels.masks[:, 0].sum(1).tolist()
     assert fleet.graph.nodes == 12
 
 

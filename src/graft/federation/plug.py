@@ -49,10 +49,17 @@ class Plug(Method):
     def start_plug(self, server: Server) -> None:
         """Sets what the plug keeps at the server, beside the state of the host."""
 
+    def round(self, server: Server, clients: Clients) -> None:
+        server.cache["plugged"] = False
+        super().round(server, clients)
+        if not server.cache["plugged"]:
+            raise InputError("A plug works on what its host aggregates, and this one's round calls no `aggregate`.")
+
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:
         host: Aggregates = super()  # type: ignore[assignment]  # the next class in line
         host.aggregate(server, clients, replies)
         self.after_aggregation(server, clients, replies)
+        server.cache["plugged"] = True
 
     def after_aggregation(self, server: Server, clients: Clients, replies: Replies) -> None:
         """What the plug does once the host has aggregated `replies.model`."""
