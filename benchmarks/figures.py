@@ -1,4 +1,4 @@
-"""The figure of docs/performance.md: how the time of a round grows, from what scaling.py and clients.py wrote.
+"""The figure of docs/performance.md: how the time of a round grows, from the results of scaling.py and clients.py.
 
 Both axes are logarithmic; the dashed line is linear growth from the first size.
 """
@@ -22,7 +22,7 @@ Curves = dict[str, list[tuple[float, float]]]
 
 
 def panel(parts: list[str], number: int, title: str, curves: Curves, names: list[str]) -> None:
-    """One thing that grows: milliseconds a round against its size."""
+    """Draws milliseconds a round against what grows."""
     left = LEFT + number * (WIDE + LEFT + GAP)
     points = [point for curve in curves.values() for point in curve]
     first, last = min(x for x, _ in points), max(x for x, _ in points)
@@ -65,8 +65,8 @@ def draw(scaling: list[dict[str, Any]], clients: list[dict[str, Any]]) -> str:
         (TITLES[row["grows"]], {"fedavg": list(zip(row["sizes"], row["ms"], strict=True))}) for row in scaling
     ]
     if clients:
-        many: Curves = {row["method"]: list(zip(row["clients"], row["ms"], strict=True)) for row in clients}
-        panels.append(("clients, a tenth in a round", many))
+        by_method: Curves = {row["method"]: list(zip(row["clients"], row["ms"], strict=True)) for row in clients}
+        panels.append(("clients, a tenth in a round", by_method))
     names = list(dict.fromkeys(name for _, curves in panels for name in curves))
     parts: list[str] = []
     rows = math.ceil(len(panels) / COLUMNS)

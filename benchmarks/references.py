@@ -8,15 +8,14 @@ from __future__ import annotations
 import argparse
 from statistics import mean, stdev
 
-import torch
-
 import graft
 
 METHODS = ("local", "fedavg", "fedprox", "centralised")
 
 
-def spread(values: list[float]) -> str:
-    return f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f}"
+def mean_std(values: list[float]) -> str:
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return f"{100 * mean(values):.1f} ± {100 * deviation:.1f}"
 
 
 def main() -> None:
@@ -27,18 +26,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    settings = {"clients": options.clients, "rounds": options.rounds, "threads": options.threads}
     print("| dataset | method | own models, mean over clients | own models, by nodes | global model |")
     print("| --- | --- | --- | --- | --- |")
     for dataset in options.datasets.split(","):
         for method in METHODS:
-            found = [
-                graft.run(method, dataset, clients=options.clients, rounds=options.rounds, seed=seed).accuracy
-                for seed in range(options.seeds)
-            ]
-            shared = [one["test_global"] for one in found if one["test_global"] is not None]
-            columns = [spread([one[name] for one in found]) for name in ("test", "test_node_weighted")]
-            print(f"| {dataset} | {method} | {' | '.join(columns)} | {spread(shared) if shared else '-'} |", flush=True)
+            scores = [graft.run(method, dataset, seed=seed, **settings).accuracy for seed in range(options.seeds)]
+            shared = [score["test_global"] for score in scores if score["test_global"] is not None]
+            own = [mean_std([score[name] for score in scores]) for name in ("test", "test_node_weighted")]
+            print(f"| {dataset} | {method} | {' | '.join(own)} | {mean_std(shared) if shared else '-'} |", flush=True)
 
 
 if __name__ == "__main__":

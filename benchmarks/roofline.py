@@ -1,7 +1,7 @@
 """What a round must at least move and do, from its shapes, against what it takes: FedAvg and FedGKC on Cora.
 
 Every pass reads weights, features (in sparse form) and graph once; activations are written once forwards and read once
-backwards, those of the last layer only for the nodes that the loss asks about; gradients are written once; Adam reads
+backwards, those of the last layer only for the nodes of the loss; gradients are written once; Adam reads
 and writes weights and both moments and reads gradients. The bound is the larger of bytes over the bandwidth of a copy
 and operations over the rate of a product of matrices, both measured here. What twenty clients keep may fit into a
 cache, so the copy is timed at that size too, and the faster one counts.
@@ -9,15 +9,16 @@ cache, so the copy is timed at that size too, and the faster one counts.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fleet import EPOCHS, OneFleet, begun, options_of
-from methods import ORDER, GraftFedGKC
+from fleet import EPOCHS, graft_fedavg
+from harness import make_parser, parse, write_results
+from methods import graft_fedgkc
+from stock import ARCHITECTURES
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
@@ -43,59 +44,68 @@ class Cost(NamedTuple):
         return Cost(count * self.bytes, count * self.operations)
 
 
-class Made(NamedTuple):
-    """What an architecture of two layers is made of."""
+class Operations(NamedTuple):
+    """What a forward pass of two layers is made of."""
 
-    wide: int  # maps of the features
-    narrow: int  # maps of hidden nodes
-    layers: int  # outputs that are kept
-    spreads: int = 2  # products with the graph
+    input_maps: int  # linear maps of the features
+    hidden_maps: int  # linear maps of hidden nodes
+    outputs: int  # activations that are kept
+    propagations: int = 2  # products with the graph
 
 
-MADE = {"gcn": Made(1, 1, 2), "gat": Made(1, 1, 2), "sage": Made(2, 2, 2), "gin": Made(1, 3, 2), "sgc": Made(1, 0, 1)}
+OPERATIONS = {
+    "gcn": Operations(1, 1, 2),
+    "gat": Operations(1, 1, 2),
+    "sage": Operations(2, 2, 2),
+    "gin": Operations(1, 3, 2),
+    "sgc": Operations(1, 0, 1),
+}
 
 
 class Client:
-    """The costs of one client's passes."""
+    """The costs of one client's passes; `share` is that of the nodes whose logits are wanted."""
 
     def __init__(self, graph: Graph, architecture: str) -> None:
-        self.made = MADE[architecture]
+        self.operations = OPERATIONS[architecture]
         self.nodes, self.classes = graph.nodes, graph.classes
-        self.entries = graph.edges.shape[1] + graph.nodes  # of the graph, with every node's edge to itself
+        self.entries = graph.edges.shape[1] + graph.nodes  # of the graph, with self-loops
         self.stored: int = graph.x.nnz if hasattr(graph.x, "nnz") else graph.x.size  # of the features
         self.inputs = graph.features
         self.weights = parameters_of(build_model(architecture, graph.features, graph.classes))
         # A column and a value an entry; where rows begin is little beside it.
         self.data = 8.0 * (self.stored + self.entries)
-        self.asked = float(graph.train.mean()) if graph.train is not None else 0.0  # the share of training nodes
+        self.train_share = float(graph.train.mean()) if graph.train is not None else 0.0
 
-    def outputs(self, asked: float) -> float:
-        """Bytes of what all layers say, the last one of a share of the nodes."""
-        return 4.0 * self.nodes * ((self.made.layers - 1) * WIDTH + asked * (WIDTH + self.classes))
+    def outputs(self, share: float) -> float:
+        """Returns the bytes of all activations, those of the last layer for a share of the nodes."""
+        return 4.0 * self.nodes * ((self.operations.outputs - 1) * WIDTH + share * (WIDTH + self.classes))
 
-    def forward(self, asked: float = 1.0) -> Cost:
-        """The last layer is asked about a share of the nodes; that is where all narrow maps are counted."""
-        made, head = self.made, 2 * asked * self.nodes * WIDTH * self.classes
-        narrow, spread = asked * made.narrow * self.nodes * WIDTH, (made.spreads - 1 + asked) * self.entries
-        done = 2 * WIDTH * (made.wide * self.stored + narrow + spread) + head
-        return Cost(4 * self.weights + self.data + self.outputs(asked), done)
+    def forward(self, share: float = 1.0) -> Cost:
+        """The last layer, where all maps of hidden nodes are counted, is computed for a share of the nodes."""
+        operations, head = self.operations, 2 * share * self.nodes * WIDTH * self.classes
+        hidden = share * operations.hidden_maps * self.nodes * WIDTH
+        propagated = (operations.propagations - 1 + share) * self.entries
+        done = 2 * WIDTH * (operations.input_maps * self.stored + hidden + propagated) + head
+        return Cost(4 * self.weights + self.data + self.outputs(share), done)
 
-    def second_look(self) -> Cost:
-        """Forwards from what the first layer said, which is the same with dropout and without."""
-        first = 4 * self.made.wide * self.inputs * WIDTH + 8 * self.stored + 4 * self.nodes * WIDTH
-        done = 2 * WIDTH * (self.made.wide * self.stored + self.entries)
+    def forward_again(self) -> Cost:
+        """Forward from the output of the first layer, which is the same with dropout and without."""
+        maps = self.operations.input_maps
+        first = 4 * maps * self.inputs * WIDTH + 8 * self.stored + 4 * self.nodes * WIDTH
+        done = 2 * WIDTH * (maps * self.stored + self.entries)
         whole = self.forward()
         return Cost(whole.bytes - first, whole.operations - done)
 
-    def backward(self, asked: float = 1.0) -> Cost:
-        made, head = self.made, 4 * asked * self.nodes * WIDTH * self.classes
-        narrow, spread = 2 * asked * made.narrow * self.nodes * WIDTH, (made.spreads - 1 + asked) * self.entries
-        done = 2 * WIDTH * (made.wide * self.stored + narrow + spread) + head
-        return Cost(8 * self.weights + self.data + self.outputs(asked), done)
+    def backward(self, share: float = 1.0) -> Cost:
+        operations, head = self.operations, 4 * share * self.nodes * WIDTH * self.classes
+        hidden = 2 * share * operations.hidden_maps * self.nodes * WIDTH
+        propagated = (operations.propagations - 1 + share) * self.entries
+        done = 2 * WIDTH * (operations.input_maps * self.stored + hidden + propagated) + head
+        return Cost(8 * self.weights + self.data + self.outputs(share), done)
 
-    def epoch(self, asked: float = 1.0) -> Cost:
+    def epoch(self, share: float = 1.0) -> Cost:
         adam = Cost(28 * self.weights, ADAM_OPERATIONS * self.weights)
-        return self.forward(asked).plus(self.backward(asked), adam)
+        return self.forward(share).plus(self.backward(share), adam)
 
     def average(self) -> Cost:
         """The weights go to the server and come back."""
@@ -103,31 +113,34 @@ class Client:
 
     @property
     def kept(self) -> float:
-        """Weights, gradients and moments, and the data."""
+        """Returns the bytes of weights, gradients and moments, and of the data."""
         return float(16 * self.weights + self.data)
 
 
-def fedavg(graphs: list[Graph]) -> tuple[Cost, float]:
-    """What a round costs, and how much is kept in memory for it."""
+def fedavg_cost(graphs: list[Graph]) -> tuple[Cost, float]:
+    """Returns what a round costs, and how much is kept in memory for it."""
     clients = [Client(graph, "gcn") for graph in graphs]
-    rounds = [one.epoch(one.asked).times(EPOCHS).plus(one.forward().times(2), one.average()) for one in clients]
-    return Cost().plus(*rounds), sum(one.kept for one in clients)
+    rounds = [
+        client.epoch(client.train_share).times(EPOCHS).plus(client.forward().times(2), client.average())
+        for client in clients
+    ]
+    return Cost().plus(*rounds), sum(client.kept for client in clients)
 
 
-def fedgkc(graphs: list[Graph]) -> tuple[Cost, float]:
-    """The copilot trains; the local model trains, is judged, and hears the copilot; then knowledge and a score."""
+def fedgkc_cost(graphs: list[Graph]) -> tuple[Cost, float]:
+    """The copilot trains; the local model trains, is judged, and learns from the copilot; then knowledge and scores."""
     rounds, kept = [], 0.0
-    for place, graph in enumerate(graphs):
-        copilot, local = Client(graph, "gcn"), Client(graph, ORDER[place % len(ORDER)])
-        epoch = copilot.epoch().plus(local.epoch(), local.second_look(), copilot.forward())
+    for number, graph in enumerate(graphs):
+        copilot, local = Client(graph, "gcn"), Client(graph, ARCHITECTURES[number % len(ARCHITECTURES)])
+        epoch = copilot.epoch().plus(local.epoch(), local.forward_again(), copilot.forward())
         knowledge = Cost(8 * copilot.entries + 4 * graph.nodes * graph.classes, 2 * copilot.entries * graph.classes)
         rounds.append(epoch.times(EPOCHS).plus(knowledge, copilot.average(), local.forward()))
         kept += copilot.kept + local.kept
     return Cost().plus(*rounds), kept
 
 
-def timed(function: Any, device: torch.device, repeats: int) -> float:
-    """The least seconds of several calls."""
+def least_seconds(function: Any, device: torch.device, repeats: int) -> float:
+    """Returns the least seconds of several calls."""
     best = float("inf")
     for _ in range(repeats + 2):
         start = time.perf_counter()
@@ -139,45 +152,48 @@ def timed(function: Any, device: torch.device, repeats: int) -> float:
 
 
 def copy_bandwidth(device: torch.device, size: float = 0.0, repeats: int = 10) -> float:
-    """Bytes a second that a copy reads and writes; as much as a GPU or a CPU streams, unless a size is given."""
+    """Returns the bytes a second that a copy reads and writes; without a size, of one larger than any cache."""
     size = size or (4e9 if device.type == "cuda" else 5e8)
     source = torch.zeros(int(size) // 8, device=device)  # half of it, in numbers of four bytes
-    into = torch.ones_like(source)
-    many = max(1, int(1e9 // size)) if device.type == "cuda" else 1  # or the launch would count
+    target = torch.ones_like(source)
+    copies = max(1, int(1e9 // size)) if device.type == "cuda" else 1  # or the launch would count
 
-    def copies() -> None:
-        for _ in range(many):
-            into.copy_(source)
+    def copy() -> None:
+        for _ in range(copies):
+            target.copy_(source)
 
-    return many * 8 * len(source) / timed(copies, device, repeats)
+    return copies * 8 * len(source) / least_seconds(copy, device, repeats)
 
 
 def product_rate(device: torch.device, repeats: int = 5) -> float:
-    """Operations a second of a large product of matrices."""
+    """Returns the operations a second of a large product of matrices."""
     size = 8192 if device.type == "cuda" else 1536
-    one = torch.rand(size, size, device=device)
-    return 2 * size**3 / timed(lambda: one @ one, device, repeats)
+    matrix = torch.rand(size, size, device=device)
+    return 2 * size**3 / least_seconds(lambda: matrix @ matrix, device, repeats)
 
 
-def measure(device: torch.device, clients: int = 20, rounds: int = 10) -> list[dict[str, Any]]:
+def measure(device: torch.device, clients: int = 20, rounds: int = 10, warmup: int = 5) -> list[dict[str, Any]]:
     graphs = federation.build(datasets.load("cora"), clients, seed=0).clients
     bandwidth, rate = copy_bandwidth(device), product_rate(device)
     rows = []
-    for name, count in (("fedavg", fedavg), ("fedgkc", fedgkc)):
-        cost, kept = count(graphs)
-        near = copy_bandwidth(device, kept, 20)
-        side = OneFleet(graphs, device) if name == "fedavg" else GraftFedGKC(graphs, device, FedGKC())
+    for name, cost_of in (("fedavg", fedavg_cost), ("fedgkc", fedgkc_cost)):
+        cost, kept = cost_of(graphs)
+        bandwidth_of_kept = copy_bandwidth(device, kept, 20)
+        side = graft_fedavg(graphs, device) if name == "fedavg" else graft_fedgkc(graphs, device, FedGKC())
         times = []
-        for _ in range(rounds + 5):
+        for _ in range(rounds + warmup):
             start = time.perf_counter()
             side.round()
             times.append(1000 * (time.perf_counter() - start))
-        took = statistics.median(times[5:])
-        moving, doing = 1000 * cost.bytes / max(bandwidth, near), 1000 * cost.operations / rate
+        milliseconds = statistics.median(times[warmup:])
+        bytes_ms = 1000 * cost.bytes / max(bandwidth, bandwidth_of_kept)
+        operations_ms = 1000 * cost.operations / rate
+        bound = max(bytes_ms, operations_ms)
         row = {"method": name, "dataset": "cora", "clients": clients, "bytes": cost.bytes, "kept_bytes": kept}
-        row |= {"operations": cost.operations, "copy_gb_s": bandwidth / 1e9, "copy_of_kept_gb_s": near / 1e9}
-        row |= {"product_gflop_s": rate / 1e9, "bytes_ms": moving, "operations_ms": doing}
-        rows.append(row | {"bound_ms": max(moving, doing), "ms": took, "share": max(moving, doing) / took})
+        row |= {"operations": cost.operations, "copy_gb_s": bandwidth / 1e9}
+        row |= {"copy_of_kept_gb_s": bandwidth_of_kept / 1e9, "product_gflop_s": rate / 1e9}
+        row |= {"bytes_ms": bytes_ms, "operations_ms": operations_ms}
+        rows.append(row | {"bound_ms": bound, "ms": milliseconds, "share": bound / milliseconds})
     return rows
 
 
@@ -196,14 +212,13 @@ HEADER = (
 
 
 def main() -> None:
-    parser = options_of(__doc__, Path("benchmarks/out/roofline.json"))
+    parser = make_parser(__doc__, Path("benchmarks/out/roofline.json"))
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
-    options = begun(parser)
+    options = parse(parser)
     rows = measure(torch.device(options.device), options.clients, options.rounds)
     print(HEADER, *map(show, rows), sep="\n")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"device": options.device, "threads": options.threads, "rows": rows}, indent=1))
+    write_results(options, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All that Graft's speed is asked to show, in one run and one table.
+"""Graft's speed in one run and one table, beside what we aim at.
 
 A loop is stock PyG layers, client by client, with the same work and accuracy; its rounds and Graft's alternate in one
 process. Rows without a loop say what was measured. Every row is printed and written as soon as it is there, and one
@@ -21,6 +21,7 @@ from typing import Any
 
 import clients
 import fleet
+import harness
 import large
 import methods
 import roofline
@@ -31,7 +32,7 @@ from graft.data import datasets, federation
 from graft.engines.threads import cores
 
 FLAT = 1.1  # the most that a client among 1,000 may cost, as a multiple of one among 100
-HEADER = f"{'work':46}{'loop ms':>10}{'Graft ms':>10}{'ratio':>8}   {'asked':24}{'found':62}holds"
+HEADER = f"{'work':46}{'loop ms':>10}{'Graft ms':>10}{'ratio':>8}   {'aim':24}{'measured':62}met"
 
 
 @dataclass
@@ -39,9 +40,9 @@ class Row:
     """One line of the table."""
 
     work: str
-    asked: str
-    found: str
-    holds: bool | None  # None: nothing was asked that could fail
+    aim: str
+    measured: str
+    met: bool | None  # None: there is no aim that could be missed
     loop_ms: float | None = None
     graft_ms: float | None = None
     ratio: float | None = None
@@ -49,11 +50,15 @@ class Row:
 
     def __str__(self) -> str:
         numbers = "".join(
-            f"{'-' if value is None else format(value, form):>{wide}}"
-            for value, form, wide in ((self.loop_ms, ".1f", 10), (self.graft_ms, ".2f", 10), (self.ratio, ".1f", 8))
+            f"{'-' if value is None else format(value, precision):>{width}}"
+            for value, precision, width in (
+                (self.loop_ms, ".1f", 10),
+                (self.graft_ms, ".2f", 10),
+                (self.ratio, ".1f", 8),
+            )
         )
-        said = "-" if self.holds is None else "yes" if self.holds else "NO"
-        return f"{self.work:46}{numbers}   {self.asked:24}{self.found:62}{said}"
+        met = "-" if self.met is None else "yes" if self.met else "NO"
+        return f"{self.work:46}{numbers}   {self.aim:24}{self.measured:62}{met}"
 
 
 @dataclass
@@ -63,57 +68,58 @@ class Bench:
     device: torch.device
     turns: int
     few: int  # turns of what takes long
-    warm: int
-    often: int
+    warmup: int
+    graft_rounds: int
     scale: float
     threads: int
 
     def fedavg(self, work: str, dataset: str, count: int, least: float, note: str = "") -> list[Row]:
         turns = self.turns if dataset == "cora" else self.few
-        found = fleet.compare(dataset, count, turns, self.device, warm=self.warm, often=self.often)
-        accuracy = scores(found["loop_accuracy"][0], found["fleet_accuracy"][0])
-        times = found["loop_ms"], found["fleet_ms"], found["ratio"]
-        return [Row(work, f">= {least:g} x{note}", accuracy, found["ratio"] >= least, *times, found)]
+        comparison = fleet.compare(
+            dataset, count, turns, self.device, warmup=self.warmup, graft_rounds=self.graft_rounds
+        )
+        return [against_loop(work, comparison, least, note)]
 
     def fedgkc(self, work: str, dataset: str, count: int, least: float) -> list[Row]:
-        found = methods.compare("fedgkc", dataset, count, self.turns, self.device, self.warm, self.often)
-        accuracy = scores(found["accuracy"]["loop"], found["accuracy"]["graft"])
-        times = found["ms"]["loop"], found["ms"]["graft"], found["ratio"]
-        return [Row(work, f">= {least:g} x", accuracy, found["ratio"] >= least, *times, found)]
+        comparison = methods.compare("fedgkc", dataset, count, self.turns, self.device, self.warmup, self.graft_rounds)
+        return [against_loop(work, comparison, least)]
 
     def hundred(self, work: str, dataset: str, least: float, most: float) -> list[Row]:
         """A hundred clients against the loop, and against ten clients."""
         graphs = {count: federation.build(datasets.load(dataset), count, seed=0).clients for count in (10, 100)}
-        sides = {"loop": fleet.Loop(graphs[100], self.device, cached=False)}
-        sides |= {count: fleet.OneFleet(graphs[count], self.device) for count in graphs}  # type: ignore[misc]
-        middle, found = fleet.alternate(sides, self.turns, self.warm, dict.fromkeys(graphs, self.often))
-        detail = {"ms": {str(name): value for name, value in middle.items()}}
-        detail |= {"accuracy": {str(name): value for name, value in found.items()}}
-        ratio, growth = middle["loop"] / middle[100], middle[100] / middle[10]
-        accuracy = scores(found["loop"][0], found[100][0])
-        against = f"{middle[10]:.2f} ms with 10 clients, {growth:.2f} x"
-        return [
-            Row(work, f">= {least:g} x", accuracy, ratio >= least, middle["loop"], middle[100], ratio, detail),
-            Row(f"{work} / 10 clients", f"<= {most:g} x", against, growth <= most, None, middle[100], None, detail),
-        ]
+        sides: dict[str, harness.Side] = {"loop": fleet.Loop(graphs[100], self.device)}
+        sides |= {str(count): fleet.graft_fedavg(graphs[count], self.device) for count in graphs}
+        medians, accuracies = harness.alternate(
+            sides, self.turns, self.warmup, {"10": self.graft_rounds, "100": self.graft_rounds}
+        )
+        comparison = {
+            "ms": {**medians, "graft": medians["100"]},
+            "ratio": medians["loop"] / medians["100"],
+            "accuracy": {**accuracies, "graft": accuracies["100"]},
+        }
+        growth = medians["100"] / medians["10"]
+        measured = f"{medians['10']:.2f} ms with 10 clients, {growth:.2f} x"
+        row = Row(f"{work} / 10 clients", f"<= {most:g} x", measured, growth <= most, graft_ms=medians["100"])
+        return [against_loop(work, comparison, least), row]
 
     def arxiv(self, work: str) -> list[Row]:
-        found = self.large("arxiv")
-        memory = f"{found['peak_bytes'] / 1e9:.2f} GB"
+        sizes = self.large("arxiv")
+        memory, milliseconds = f"{sizes['peak_bytes'] / 1e9:.2f} GB", sizes["ms"]
         if self.device.type == "cpu":
-            return [Row(work, "<= 8 GB", memory, found["peak_bytes"] <= 8e9, None, found["ms"], None, found)]
+            met = sizes["peak_bytes"] <= 8e9
+            return [Row(work, "<= 8 GB", memory, met, graft_ms=milliseconds, detail=sizes)]
         # Every family of kernels that takes a tenth of the time or more must be fast, not just the fastest of them.
-        longest = [one for one in found["families"] if one["share"] >= 0.1]
-        said = f"{100 * found['all']['of_copy']:.0f} % of {found['copy_gb_s']:.0f} GB/s: "
-        said += ", ".join(f"{one['family']} {100 * one['of_copy']:.0f} %" for one in longest)
-        holds = bool(longest) and all(one["of_copy"] >= 0.25 for one in longest)
-        return [Row(work, ">= 25 % of bandwidth", f"{said}; {memory}", holds, None, found["ms"], None, found)]
+        longest = [family for family in sizes["families"] if family["share"] >= 0.1]
+        measured = f"{100 * sizes['all']['of_copy']:.0f} % of {sizes['copy_gb_s']:.0f} GB/s: "
+        measured += ", ".join(f"{family['family']} {100 * family['of_copy']:.0f} %" for family in longest)
+        met = bool(longest) and all(family["of_copy"] >= 0.25 for family in longest)
+        measured = f"{measured}; {memory}"
+        return [Row(work, ">= 25 % of bandwidth", measured, met, graft_ms=milliseconds, detail=sizes)]
 
     def products(self, work: str) -> list[Row]:
-        found = self.large("products")
-        return [
-            Row(work, "time and memory", f"{found['peak_bytes'] / 1e9:.2f} GB", None, None, found["ms"], None, found)
-        ]
+        sizes = self.large("products")
+        memory = f"{sizes['peak_bytes'] / 1e9:.2f} GB"
+        return [Row(work, "-", memory, None, graft_ms=sizes["ms"], detail=sizes)]
 
     def large(self, size: str) -> dict[str, Any]:
         """On a CPU in a process of its own, whose memory nothing else is in."""
@@ -126,41 +132,43 @@ class Bench:
         done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it was ended")
-        return json.loads(out.read_text())["rows"][0]  # type: ignore[no-any-return]
+        row: dict[str, Any] = json.loads(out.read_text())["rows"][0]
+        return row
 
     def many(self, work: str, method: str) -> list[Row]:
         counts = [100, 1000]
         graphs = clients.build_graphs(counts[-1], nodes=100)
-        found = clients.measure(method, graphs, counts, 0.1, self.few, self.device)
-        first, last = found["us_a_client"][0], found["us_a_client"][-1]
-        said = f"{first:.0f}, {last:.0f} us a client and round"
-        return [
-            Row(work, f"<= {FLAT:g} x, 100 to 1,000", said, last <= FLAT * first, None, found["ms"][-1], None, found)
-        ]
+        costs = clients.measure(method, graphs, counts, 0.1, self.few, self.device)
+        first, last = costs["us_a_client"][0], costs["us_a_client"][-1]
+        measured = f"{first:.0f}, {last:.0f} us a client and round"
+        aim = f"<= {FLAT:g} x, 100 to 1,000"
+        return [Row(work, aim, measured, last <= FLAT * first, graft_ms=costs["ms"][-1], detail=costs)]
 
     def roofline(self, work: str) -> list[Row]:
         """What a round must move and do, against what it takes."""
         return [
             Row(
                 f"{work} {row['method']}",
-                "lower bound",
+                "-",
                 f"{row['bound_ms']:.3f} ms at least: {100 * row['share']:.1f} %",
                 None,
-                None,
-                row["ms"],
-                None,
-                row,
+                graft_ms=row["ms"],
+                detail=row,
             )
             for row in roofline.measure(self.device, rounds=6 * self.few)
         ]
 
 
-def scores(loop: float, graft: float) -> str:
-    return f"accuracy: loop {100 * loop:.1f}, Graft {100 * graft:.1f}"
+def against_loop(work: str, comparison: dict[str, Any], least: float, note: str = "") -> Row:
+    """Returns the row of a comparison with a loop, which Graft should be so many times as fast as."""
+    loop, graft = (100 * comparison["accuracy"][side]["own"] for side in ("loop", "graft"))
+    times = comparison["ms"]["loop"], comparison["ms"]["graft"], comparison["ratio"]
+    accuracy = f"accuracy: loop {loop:.1f}, Graft {graft:.1f}"
+    return Row(work, f">= {least:g} x{note}", accuracy, comparison["ratio"] >= least, *times, comparison)
 
 
 def rows_for(bench: Bench, products: bool) -> dict[str, Callable[[str], list[Row]]]:
-    """What is measured, by the name that it has in the table."""
+    """Returns what is measured, by the name that it has in the table."""
     if bench.device.type == "cuda":
         rows: dict[str, Callable[[str], list[Row]]] = {
             "FedAvg, Cora, 20 clients": partial(bench.fedavg, dataset="cora", count=20, least=150, note=", about 1 ms"),
@@ -186,7 +194,7 @@ def rows_for(bench: Bench, products: bool) -> dict[str, Callable[[str], list[Row
 
 
 def about(bench: Bench) -> dict[str, Any]:
-    """The machine and the versions."""
+    """Returns the machine and the versions."""
     cuda = bench.device.type == "cuda"
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
@@ -201,22 +209,29 @@ def about(bench: Bench) -> dict[str, Any]:
         "cuda": torch.version.cuda if cuda else None,
         "turns": bench.turns,
         "turns_of_what_takes_long": bench.few,
-        "graft_rounds_a_turn": bench.often,
+        "graft_rounds_a_turn": bench.graft_rounds,
         "scale": bench.scale,
     }
 
 
 def main() -> None:
-    parser = fleet.options_of(__doc__, None)
+    parser = harness.make_parser(__doc__, None)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--products", action="store_true", help="the largest graph on a CPU too")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--scale", type=float, default=1.0, help="of the two large graphs, to try it out")
-    options = fleet.begun(parser)
+    options = harness.parse(parser)
     cuda = options.device == "cuda"
-    few, often = (3 if options.quick else 5), 8 if cuda else 1
-    turns = few if cuda or options.quick else 15
-    bench = Bench(torch.device(options.device), turns, few, 2, often, options.scale, options.threads)
+    few = 3 if options.quick else 5
+    bench = Bench(
+        device=torch.device(options.device),
+        turns=few if cuda or options.quick else 15,
+        few=few,
+        warmup=2,
+        graft_rounds=8 if cuda else 1,
+        scale=options.scale,
+        threads=options.threads,
+    )
     out = options.out or Path(f"benchmarks/out/table-{options.device}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"about": about(bench), "rows": []}
