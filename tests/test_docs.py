@@ -3,6 +3,7 @@ said to go."""
 
 import ast
 import contextlib
+import pkgutil
 import re
 import shlex
 import sys
@@ -15,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import graft
+from graft import Clients, Fleet, Method, Peers, Server
 from graft.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -166,3 +168,53 @@ def test_glossary_names_what_is_in_the_code():
     assert len(names) > 30
     missing = [name for name in names for part in re.findall(r"\w+", name) if not re.search(rf"\b{part}\b", code)]
     assert missing == []
+
+
+HOLDERS = {"fleet": Fleet, "batch": Fleet, "server": Server, "clients": Clients, "peers": Peers}
+
+
+def unknown_attributes(text):
+    """What a text says of a fleet, a server, clients or peers that they do not have."""
+    pairs = re.findall(rf"\b({'|'.join(HOLDERS)})\.(?!py\b|md\b)(\w+)", text)
+    own = {"peers": {"round", "rounds", "members"}}  # set when an object is made
+    return [
+        f"{holder}.{name}"
+        for holder, name in pairs
+        if name not in {*dir(HOLDERS[holder]), *getattr(HOLDERS[holder], "__annotations__", ()), *own.get(holder, ())}
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=page_id)
+def test_attributes_exist(page):
+    assert unknown_attributes(page.read_text()) == []
+
+
+def test_an_attribute_that_is_not_there_is_seen():
+    assert unknown_attributes("`fleet.fit`, `batch.at_hand`, `server.derived`, docs/peers.md") == [
+        "batch.at_hand",
+        "server.derived",
+    ]
+
+
+def test_modules_that_pages_name_can_be_imported():
+    text = "".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
+    names = set(re.findall(r"\bgraft(?:\.[a-z_]+)+\b", text)) - {"graft.run", "graft.resume"}
+    assert len(names) > 4
+    for name in sorted(names):
+        if name.split(".")[1] in graft.__all__ or name in {
+            "graft.methods",
+            "graft.plugs",
+            "graft.models",
+            "graft.datasets",
+        }:
+            continue  # a public name, or a group of entry points
+        pkgutil.resolve_name(name)
+
+
+def test_declarations_are_those_of_a_method():
+    text = (ROOT / "docs/architecture.md").read_text().partition("## What a method declares")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
+    names = {name for row in rows for name in re.findall(r"`(\w+)", row)} - {"Annotated"}
+    assert names <= set(dir(Method))
+    class_variables = {name for name, kind in Method.__annotations__.items() if "ClassVar" in kind}
+    assert class_variables - {"pooled"} <= names
