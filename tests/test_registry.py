@@ -219,6 +219,7 @@ def test_entry_points_of_installed_packages_are_names_of_the_table(folder, monke
         ("A = 5", "A", ["does not inherit from graft.Method"]),
         ("def A():\n    pass\n", "A", ["does not inherit from graft.Method"]),
         ("from graft import *\n", "A", ["has no 'A'"]),
+        ("from graft import Method\nclass A(Method):\n    mu: float = 1.0\n", "A", ["declares mu", "@dataclass"]),
     ],
 )
 def test_a_file_that_is_no_method_is_one_sentence(text, name, words, folder):
@@ -370,6 +371,13 @@ def test_settings_beside_a_method_object_are_refused():
         graft.run(METHODS["fedprox"](), plug="fedtad", settings={"mu": 0.5}, **TINY)
     with pytest.raises(InputError, match="Unknown setting 'mu' of method 'fedavg'"):
         graft.run("fedavg", settings={"mu": 0.5}, **TINY)
+
+
+def test_classes_in_the_place_of_objects_are_refused():
+    with pytest.raises(InputError, match=r"method is the class FedAvg; give an instance, as FedAvg\(\)"):
+        graft.run(FedAvg, **TINY)
+    with pytest.raises(InputError, match=r"A model is a name, an nn.Module or a graft.Model, not the class int"):
+        graft.run("fedavg", models=[int], **TINY)
 
 
 # Models and datasets.

@@ -12,10 +12,12 @@ import sys
 import traceback
 from base64 import b32decode, b32encode
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
+from inspect import get_annotations
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -204,6 +206,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
                 f"'{name}' is no {self.noun}: {reference.attribute} in {reference.where} does not inherit from "
                 f"graft.{base}."
             )
+        check_dataclass(entry, reference)
         return entry
 
     def _import(self, name: str, reference: Reference) -> ModuleType:
@@ -243,6 +246,16 @@ def describe_failure(error: BaseException, reference: Reference | None) -> str:
     own = [frame for frame in frames if reference and reference.is_file and Path(frame.filename) == reference.path]
     last = (own or frames)[-1:]
     return "".join([said, *(f", in {frame.filename}, line {frame.lineno}" for frame in last)])
+
+
+def check_dataclass(kind: type, reference: Reference) -> None:
+    """Refuse a class that declares fields of its own without being a dataclass: they could not be set."""
+    declared = [name for name, annotation in get_annotations(kind).items() if "ClassVar" not in str(annotation)]
+    if declared and not set(declared) <= {field.name for field in fields(kind)}:
+        raise InputError(
+            f"{kind.__name__} in {reference.where} declares {declared[0]}, which could not be set, for it is no dataclass: "
+            f"write @dataclass(frozen=True) above the class."
+        )
 
 
 def close_to(name: str, names: Iterable[str]) -> str:

@@ -48,6 +48,8 @@ class Given:
 def describe(method: str | Method, dataset: Any, models: Any, settings: Mapping[str, Any]) -> tuple[Experiment, Given]:
     """The experiment of names and objects as a person gives them, and the objects among them."""
     values = dict(settings)
+    if isinstance(method, type):
+        raise InputError(f"method is the class {method.__name__}; give an instance, as {method.__name__}().")
     if isinstance(method, Method):
         check_settings_beside(method, values)
         values = {**method.experiment_defaults, **values, **names_of(method)}

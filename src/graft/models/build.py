@@ -30,6 +30,9 @@ def build_model(
         return model
     if isinstance(model, nn.Module):
         return OwnModel(model)
+    if not isinstance(model, str):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise InputError(f"A model is a name, an nn.Module or a graft.Model, not {kind}.")
     name, depth = parse_model(model)
     entry: Any = MODELS[name]
     if isinstance(entry, type) and issubclass(entry, LayeredModel):
