@@ -253,8 +253,8 @@ def check_dataclass(kind: type, reference: Reference) -> None:
     declared = [name for name, annotation in get_annotations(kind).items() if "ClassVar" not in str(annotation)]
     if declared and not set(declared) <= {field.name for field in fields(kind)}:
         raise InputError(
-            f"{kind.__name__} in {reference.where} declares {declared[0]}, which could not be set, for it is no dataclass: "
-            f"write @dataclass(frozen=True) above the class."
+            f"{kind.__name__} in {reference.where} declares {declared[0]}, but is no dataclass: write "
+            f"@dataclass(frozen=True) above the class, so that it can be set."
         )
 
 
