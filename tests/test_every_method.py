@@ -1,18 +1,17 @@
 """The contract that every method in the table keeps; a new method is tested here by being in the table."""
 
-import ast
 from pathlib import Path
 
 import pytest
 import torch
 
 import graft.methods
+from graft.federation.plug import plugged
 from graft.federation.reveals import DATA, declared
 from graft.methods import METHODS, PLUGS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedsage_plus import FedSagePlus
 from graft.methods.fedtgp import FedTGP
-from graft.federation.plug import plugged
 from graft.testing import GPU_CLAIMS, claims
 from graft.testing.leaks import SIZES, observe
 from graft.testing.toy import toy_graphs

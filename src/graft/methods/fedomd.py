@@ -43,7 +43,11 @@ class FedOMD(FedAvg):
     reveals: ClassVar = {
         "means/mean": Reveals("mean of every hidden feature over the client's nodes", ("features", "edges")),
         "means/size": NODES,
-        "means/low": Reveals("smallest hidden feature of all nodes, by layer", ("features", "edges")),
+        "means/low": Reveals(
+            "smallest hidden feature of all nodes, by layer",
+            ("features", "edges"),
+            when="if hidden features may be negative: 0 after a ReLU",
+        ),
         "means/high": Reveals("largest hidden feature of all nodes, by layer", ("features", "edges")),
         "moments/moments": Reveals("central moments of every hidden feature over the nodes", ("features", "edges")),
         "match/model": MODEL,

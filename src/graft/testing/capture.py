@@ -1,0 +1,63 @@
+"""On a GPU: a method whose rounds are declared capturable is captured as a whole, and no other could be."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from graft.engines.in_process import InProcess
+from graft.errors import RunError
+from graft.federation.method import Method
+from graft.federation.setup import Setup
+from graft.tensors.trees import map_tree
+from graft.testing.claim import claim, contract_setup, require
+from graft.testing.toy import Played, declaring, gap, play
+
+ROUNDS = 5  # plain, watched, captured, and twice replayed
+
+
+@claim
+def rounds_are_captured_as_declared(method: Method) -> None:
+    """Rounds are captured as a whole where the method declares it, and could not be where it does not."""
+    if method.capturable:
+        require(captured(play(on_gpu(method), ROUNDS)), "rounds are declared capturable, but are not captured")
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # it says what keeps a round from being captured
+            possible = captured(play(on_gpu(declaring(method, capturable=True)), ROUNDS))
+    except RunError:
+        return
+    require(not possible, "rounds could be captured: declare capturable = True")
+
+
+@claim
+def a_gpu_gives_what_a_cpu_gives(method: Method) -> None:
+    """Rounds that are captured, steps that are, and neither of them end where a CPU does."""
+    setup = on_gpu(method)
+    here = play(replace(setup, device=torch.device("cpu")), ROUNDS)
+    runs = {
+        "captured as declared": play(setup, ROUNDS),
+        "captured step by step": play(setup, ROUNDS, whole=False),
+        "not captured": play(replace(setup, capture=False), ROUNDS),
+    }
+    for kind, there in runs.items():
+        for client in here.engine.members():
+            difference = gap(here.client(client).model, map_tree(Tensor.cpu, there.client(client).model))
+            require(difference < 1e-4, f"the model of client {client} differs by {difference:.1e} on a GPU, {kind}")
+        require(here.traffic == there.traffic, f"{here.traffic} on a CPU, {there.traffic} on a GPU, {kind}")
+
+
+def on_gpu(method: Method) -> Setup:
+    """Returns a federation on the GPU, of several architectures where the method allows it."""
+    models = {} if method.one_model or "models" in method.experiment_defaults else {"models": "gcn,sage,gat"}
+    return replace(contract_setup(method, dropout=0.5, **models), device=torch.device("cuda"))
+
+
+def captured(played: Played) -> bool:
+    """Returns whether rounds were captured as a whole."""
+    engine = played.engine
+    return isinstance(engine, InProcess) and engine.rounds is not None and bool(engine.rounds.captured)
