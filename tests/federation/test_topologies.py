@@ -1,5 +1,6 @@
 """Who hears whom: the graphs, the weights of their links, and links from a file."""
 
+import itertools
 import json
 
 import numpy as np
@@ -31,22 +32,28 @@ def degrees(name, peers, **options):
 
 
 @every_topology
-@pytest.mark.parametrize("peers", [1, 2, 3, 4, 7, 10])
 @pytest.mark.parametrize("mixing", MIXINGS)
-def test_every_topology_has_sound_weights_for_any_number_of_peers(name, peers, mixing):
-    for round in (1, 2, 3, 50):
-        found = links(Topology(name, mixing=mixing), peers, round)
-        assert found.shape == (peers, peers)
-        assert (found >= 0).all()
-        assert (found.diagonal() > 0).all()
-        rows, columns = found.sum(1), found.sum(0)
-        one = torch.ones_like(rows)
+def test_every_topology_has_sound_weights_for_any_number_of_peers(name, mixing):
+    for peers, round in itertools.product((1, 2, 3, 4, 7, 10), (1, 2, 3, 50)):
+        weights = links(Topology(name, mixing=mixing), peers, round)
+        assert weights.shape == (peers, peers)
+        assert (weights >= 0).all()
+        assert (weights.diagonal() > 0).all()
+        ones = torch.ones(peers).double()
         if mixing != "push":
-            assert torch.allclose(rows, one, atol=1e-12)
+            assert torch.allclose(weights.sum(1), ones, atol=1e-12)
         if mixing != "uniform":
-            assert torch.allclose(columns, one, atol=1e-12)
+            assert torch.allclose(weights.sum(0), ones, atol=1e-12)
         if mixing == "metropolis":
-            assert torch.equal(found, found.T)
+            assert torch.equal(weights, weights.T)
+
+
+def test_weights_of_different_mixings_differ():
+    uniform, metropolis, push = (links(Topology("star", mixing=mixing), 4) for mixing in MIXINGS)
+    assert not torch.equal(uniform, uniform.T)
+    assert not torch.allclose(uniform.sum(0), torch.ones(4).double())
+    assert not torch.allclose(push.sum(1), torch.ones(4).double())
+    assert not torch.equal(metropolis, uniform)
 
 
 @every_topology

@@ -1,4 +1,4 @@
-"""A partition card: what a partition looks like, in numbers that can be printed, compared and saved."""
+"""A partition card: the statistics of a partition and of every client, to be printed, compared and saved."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from scipy.sparse.csgraph import connected_components
 
-from graft.data.graphs import MASKS, Graph, Ints, adjacency
+from graft.data.graphs import MASKS, Graph, Ints, adjacency, undirected
 from graft.files import write_text
 
 
@@ -58,21 +58,21 @@ def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Map
 
 def _per_client(graph: Graph, membership: Ints, inside: Ints) -> list[dict[str, Any]]:
     clients, classes = int(membership.max()) + 1, graph.classes
-    once = inside[:, inside[0] < inside[1]]
+    edges = undirected(inside)
     _, component = connected_components(adjacency(graph.nodes, inside), directed=False)
     first_nodes = np.unique(component, return_index=True)[1]
     alone = np.bincount(inside[0], minlength=graph.nodes) == 0
     labelled = graph.y >= 0
 
-    known = once[:, labelled[once].all(axis=0)]
-    owner, (one, other) = membership[known[0]], graph.y[known]
-    same = one == other
-    both = _table(owner[same], one[same], clients, classes)
-    either = _table(owner, one, clients, classes) + _table(owner[~same], other[~same], clients, classes)
+    labelled_edges = edges[:, labelled[edges].all(axis=0)]
+    owner, (label, other) = membership[labelled_edges[0]], graph.y[labelled_edges]
+    same = label == other
+    both = _table(owner[same], label[same], clients, classes)
+    either = _table(owner, label, clients, classes) + _table(owner[~same], other[~same], clients, classes)
 
     columns = {
         "nodes": np.bincount(membership, minlength=clients).tolist(),
-        "edges": np.bincount(membership[once[0]], minlength=clients).tolist(),
+        "edges": np.bincount(membership[edges[0]], minlength=clients).tolist(),
         "components": np.bincount(membership[first_nodes], minlength=clients).tolist(),
         "isolated": np.bincount(membership[alone], minlength=clients).tolist(),
         "labels": _table(membership[labelled], graph.y[labelled], clients, classes).tolist(),
