@@ -54,7 +54,7 @@ class FedTGP(PrototypeMethod):
             margin=margin,
             server_loss=contrast(replies.prototypes, owned, prototypes, margin),
         )
-        self.tell(server, clients)
+        self.send_prototypes(server, clients)
 
     def train_generator(self, server: Server, prototypes: Tensor, owned: Tensor, margin: Tensor) -> None:
         def loss(parts: Tree, _: None) -> Tensor:

@@ -9,7 +9,7 @@ import graft.methods.fedtad.walks as walks
 from graft.methods.fedtad.walks import (
     as_scipy,
     cost,
-    estimated,
+    estimate,
     exact,
     return_probabilities,
     step_matrix,
@@ -112,14 +112,14 @@ def test_estimate_is_unbiased_and_within_its_stated_error():
     adjacency = random_graph(40)
     steps, nodes = step_matrix(adjacency, False), every(adjacency)
     right, probes, repeats = exact(steps, nodes, 6), 64, 200
-    found = np.stack([estimated(steps, nodes, 6, draws(seed), probes) for seed in range(repeats)])
+    found = np.stack([estimate(steps, nodes, 6, draws(seed), probes) for seed in range(repeats)])
     bound = stated_error(right, probes)
     spread = found[:, :, 2:].std(axis=0)
     assert (spread <= 1.25 * bound).all()  # the spread itself is only known to about 5 %
     bias = np.abs(found.mean(axis=0)[:, 2:] - right[:, 2:])
     assert (bias <= 5 * bound / np.sqrt(repeats) + 1e-12).all()
     # The negative control: with a sixteenth of the probes the error is four times as large.
-    few = np.stack([estimated(steps, nodes, 6, draws(seed), probes // 16) for seed in range(repeats)])
+    few = np.stack([estimate(steps, nodes, 6, draws(seed), probes // 16) for seed in range(repeats)])
     assert few[:, :, 2:].std(axis=0).mean() > 3 * spread.mean()
 
 
@@ -127,7 +127,7 @@ def test_probes_in_blocks_are_as_many_as_were_asked_for(monkeypatch):
     adjacency = random_graph(40)
     steps, nodes = step_matrix(adjacency, False), every(adjacency)
     monkeypatch.setattr(walks, "BLOCK", 400)
-    rough = estimated(steps, nodes, 4, draws(), 2000)
+    rough = estimate(steps, nodes, 4, draws(), 2000)
     assert (np.abs(rough[:, 3] - exact(steps, nodes, 4)[:, 3]) <= 5 * np.sqrt(2 / 2000) * rough[:, 3] + 1e-9).all()
 
 

@@ -20,7 +20,7 @@ class Shares(NamedTuple):
 
     volume: Tensor  # by their numbers of nodes
     final: Tensor  # by volume and knowledge
-    fell_back: Tensor  # whether nobody knows anything, so that volume counts alone
+    fell_back: Tensor  # whether no copilot knows anything, so that volume counts alone
 
 
 def knowledge_of(method: FedGKC, graph: FleetGraph, probabilities: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,6 +40,6 @@ def aggregation_shares(sizes: Tensor, knowledge: Tensor) -> Shares:
     """Shares halfway between a client's volume and its share in the knowledge of all."""
     volume = sizes.double() / sizes.sum()
     positive = knowledge.double().clamp(min=0)  # Eq. 8 goes negative for a near-uniform copilot
-    known = positive.sum() > 1e-8
-    by_knowledge = torch.where(known, positive / positive.sum().clamp(min=1e-8), volume)
-    return Shares(volume, (volume + by_knowledge) / 2, ~known)
+    usable = positive.sum() > 1e-8
+    by_knowledge = torch.where(usable, positive / positive.sum().clamp(min=1e-8), volume)
+    return Shares(volume, (volume + by_knowledge) / 2, ~usable)

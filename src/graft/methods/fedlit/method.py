@@ -105,8 +105,8 @@ class FedLIT(Method):
     @step
     def train(self, fleet: Fleet, message: Weights) -> Tree:
         received = Tree(message["model"])
-        known = message["known"].view(-1, 1, 1)
-        received.centroids = torch.where(known, received.centroids, fleet.state.model.centroids)
+        has_centroids = message["known"].view(-1, 1, 1)
+        received.centroids = torch.where(has_centroids, received.centroids, fleet.state.model.centroids)
         model = fleet.state.model = fleet.fit(received, lambda weights, batch: batch.label_loss(weights))
         with torch.no_grad():
             nodes = linear(fleet.graph.features, model.projection)

@@ -67,31 +67,31 @@ class PrototypeMethod(Method):
             )
 
     @step
-    def train(self, fleet: Fleet, known: Weights) -> Tree:
-        fleet.state.model = fleet.fit(fleet.state.model, lambda weights, batch: self.loss(batch, weights, known))
+    def train(self, fleet: Fleet, received: Weights) -> Tree:
+        fleet.state.model = fleet.fit(fleet.state.model, lambda weights, batch: self.loss(batch, weights, received))
         return class_means(fleet, fleet.predict(fleet.state.model))
 
     @step
-    def receive(self, fleet: Fleet, known: Weights) -> Tree:
-        fleet.state.known = map_tree(torch.clone, known)
+    def receive(self, fleet: Fleet, received: Weights) -> Tree:
+        fleet.state.known = map_tree(torch.clone, received)
         return Tree()
 
-    def loss(self, fleet: Fleet, weights: Weights, known: Weights) -> Tensor:
+    def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:
         output = fleet.train_output(weights)
-        return fleet.train_loss(output.logits) + self.lam * self.pull(fleet, output.embedding, known)
+        return fleet.train_loss(output.logits) + self.lam * self.pull(fleet, output.embedding, received)
 
-    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
-        return prototype_loss(fleet, embedding, known)
+    def pull(self, fleet: Fleet, embedding: Tensor, received: Weights) -> Tensor:
+        return prototype_loss(fleet, embedding, received)
 
     def logits(self, fleet: Fleet) -> Tensor:
         if self.inference == "head":
             return super().logits(fleet)
-        output, known = fleet.predict(self.personal(fleet)), fleet.state.known
-        present = known.present.unsqueeze(1)
-        nearness = -distances(output.embedding, known.prototypes).masked_fill(~present, float("inf"))
+        output, shared = fleet.predict(self.personal(fleet)), fleet.state.known
+        present = shared.present.unsqueeze(1)
+        nearness = -distances(output.embedding, shared.prototypes).masked_fill(~present, float("inf"))
         return torch.where(present.any(2, keepdim=True), nearness, output.logits)
 
-    def tell(self, server: Server, clients: Clients) -> None:
+    def send_prototypes(self, server: Server, clients: Clients) -> None:
         """Send the new prototypes to clients that classify by them."""
         if self.inference == "prototype":
             clients.ask(self.receive, server.state.known)
@@ -120,16 +120,16 @@ class FedProto(PrototypeMethod):
         server.state.known = self.combine(replies.prototypes, replies.counts, server.state.known)
         # Embeddings and prototypes may collapse together; this shows it.
         server.record(prototype_norm=mean_norm(server.state.known))
-        self.tell(server, clients)
+        self.send_prototypes(server, clients)
 
-    def pull(self, fleet: Fleet, embedding: Tensor, known: Weights) -> Tensor:
-        return prototype_loss(fleet, embedding, known, per_class=self.per_class)
+    def pull(self, fleet: Fleet, embedding: Tensor, received: Weights) -> Tensor:
+        return prototype_loss(fleet, embedding, received, per_class=self.per_class)
 
-    def combine(self, prototypes: Tensor, counts: Tensor, known: Weights) -> Tree:
+    def combine(self, prototypes: Tensor, counts: Tensor, before: Weights) -> Tree:
         """The new prototypes; a class that nobody sent in this round keeps the one it had, if any."""
         # Never both a vote by nodes and a division by owners, which would shrink prototypes.
         votes = counts if self.aggregation == "count" else counts > 0
         means, owned = owner_means(prototypes, votes)
         return Tree(
-            prototypes=torch.where(owned.unsqueeze(1), means, known["prototypes"]), present=known["present"] | owned
+            prototypes=torch.where(owned.unsqueeze(1), means, before["prototypes"]), present=before["present"] | owned
         )

@@ -18,30 +18,33 @@ if TYPE_CHECKING:
     from graft.models.architecture import Model, Output
 
 
-def prototype_loss(fleet: Fleet, embedding: Tensor, known: Weights, *, per_class: bool = False) -> Tensor:
-    """The mean squared error between training nodes, whose embeddings these are, and the prototypes of their classes,
-    where these have one."""
+def prototype_loss(fleet: Fleet, embedding: Tensor, received: Weights, *, per_class: bool = False) -> Tensor:
+    """The mean squared error between embeddings of the training nodes and the prototypes of their classes, over the
+    nodes whose class has one.
+
+    What clients receive are `prototypes` [clients, classes, width] and which of them are `present`.
+    """
     _, labels, shares = fleet.train_nodes
-    prototypes: Tensor = known["prototypes"]
-    present: Tensor = known["present"]
+    prototypes: Tensor = received["prototypes"]
+    present: Tensor = received["present"]
     targets = gather_nodes(prototypes, labels)
     errors = (embedding - targets).square().mean(2)
     pulled = (shares > 0) & present.gather(1, labels)
     if per_class:
-        sizes = members(fleet, present.shape[1]).sum(1).clamp(min=1)
+        sizes = one_hot_classes(fleet, present.shape[1]).sum(1).clamp(min=1)
         return (errors * pulled / sizes.gather(1, labels)).sum(1)
     return (errors * pulled).sum(1) / pulled.sum(1).clamp(min=1)
 
 
 def class_means(fleet: Fleet, output: Output) -> Tree:
     """Each client's mean embedding of its training nodes of every class, and their number."""
-    one_hot = members(fleet, output.logits.shape[2])
+    one_hot = one_hot_classes(fleet, output.logits.shape[2])
     counts = one_hot.sum(1)
     sums = one_hot.to(output.embedding).transpose(1, 2) @ fleet.at_train_nodes(output.embedding)
     return Tree(prototypes=sums / counts.clamp(min=1).unsqueeze(2), counts=counts)
 
 
-def members(fleet: Fleet, classes: int) -> Tensor:
+def one_hot_classes(fleet: Fleet, classes: int) -> Tensor:
     """The classes of training nodes, one-hot, [clients, training nodes, classes]."""
     _, labels, shares = fleet.train_nodes
     return (labels.unsqueeze(2) == torch.arange(classes, device=labels.device)) & (shares > 0).unsqueeze(2)
@@ -59,14 +62,15 @@ def distances(points: Tensor, prototypes: Tensor) -> Tensor:
     return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def mean_norm(known: Weights) -> Tensor:
-    norms: Tensor = known["prototypes"].norm(dim=1)
-    present: Tensor = known["present"]
+def mean_norm(shared: Weights) -> Tensor:
+    """The mean norm of the prototypes that are present."""
+    norms: Tensor = shared["prototypes"].norm(dim=1)
+    present: Tensor = shared["present"]
     return (norms * present).sum() / present.sum().clamp(min=1)
 
 
 def output_shape(server: Server, model: Model) -> tuple[int, int]:
-    """The width of a model's embeddings and the number of its classes, found by asking it about two linked nodes."""
+    """The width of a model's embeddings and the number of its classes, found by a forward pass on two linked nodes."""
     features = torch.zeros(1, 2, server.features, device=server.device)
     starts, columns = (torch.tensor(part, dtype=torch.int32, device=server.device) for part in ([0, 1, 2], [1, 0]))
     linked = BlockSparse(starts, columns, None, 1, (2, 2)).with_values(None)
