@@ -47,8 +47,8 @@ SIZES = {
 }
 FAMILIES = {  # by the names of kernels; the rest is one more
     "product": r"^product_\d|cusparse",
-    "attention": r"^shares|^sums",
-    "dropout": r"^dropped",
+    "attention": r"^attention_weights|^row_sums",
+    "dropout": r"^dropout",
     "adam": r"^adam",
     "dense": r"gemm|gemv|cutlass|splitK",
 }

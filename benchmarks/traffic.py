@@ -73,7 +73,7 @@ class Counter(TorchDispatchMode):
         size, row_bytes = 16 * columns.numel() + 12 * starts.numel(), 4 * rest[-2].shape[1]
         self.add("attention", size + row_bytes * columns.numel() + dense / 2, size + dense)
 
-    def sums(self, starts: Tensor, values: Tensor, order: Tensor) -> None:  # noqa: ARG002
+    def row_sums(self, starts: Tensor, values: Tensor, order: Tensor) -> None:  # noqa: ARG002
         self.add("attention", 12 * order.numel() + 8 * starts.numel())
 
 
@@ -89,7 +89,7 @@ def count_bytes_moved() -> Iterator[Moved]:
 
         return call
 
-    own_kernels = ("dropout", "adam", "attention_weights", "attention_weights_backward", "sums")
+    own_kernels = ("dropout", "adam", "attention_weights", "attention_weights_backward", "row_sums")
     patches = {name: counted(getattr(kernels, name), getattr(counter, name)) for name in own_kernels}
     with (
         counter,
