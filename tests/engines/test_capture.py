@@ -1,6 +1,10 @@
-"""Rounds and steps replayed as CUDA graphs equal those that are run plainly; runs where there is a GPU."""
+"""Rounds and steps replayed as CUDA graphs equal those that are run plainly; runs where there is a GPU.
+
+That every method is captured as it declares is a claim of the contract, see tests/test_every_method.py.
+"""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -8,47 +12,40 @@ from torch import Tensor
 
 from graft import run
 from graft.engines.in_process import InProcess
-from graft.federation.exchange import Request
+from graft.errors import RunError
+from graft.federation.clients import Request
 from graft.federation.method import step
-from graft.methods import METHODS
-from graft.tensors.trees import map_tree
-from tests.toy import gap, play, toy_setup
+from graft.methods.fedavg import FedAvg
+from graft.methods.fedkd import FedKD
+from graft.tensors.trees import Tree, map_tree
+from tests.toy import declaring, gap, play, toy_setup
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-# Methods whose rounds neither look at values nor at the number of the round.
-WHOLE = (
-    *(
-        "fedavg",
-        "fedprox",
-        "local",
-        "centralised",
-        "loc_gcn",
-        "fedgcn",
-        "fedmlp",
-        "moon",
-        "feddc",
-        "scaffold",
-        "fedgta",
-    ),
-    *("fedgkc", "fedgkc_paper", "fml", "lg_fedavg", "fedproto", "fedtgp", "fedlit", "fedsage_plus"),
-    *("fedomd", "fedomd_paper", "fedtad", "fedtad_paper", "fedtad_released"),
-)
+
+def on_gpu(method, **settings):
+    return replace(toy_setup(method, **settings), device=torch.device("cuda"))
+
+
+def without_capture(setup):
+    return replace(setup, capture=False)
+
+
+def captured_steps(played):
+    return any(capture.captured for capture in played.engine._steps.values())
 
 
 @pytest.mark.parametrize("models", ["gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4"])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 def test_replayed_rounds_equal_plain_ones(models, sparse, whole):
-    setup = toy_setup(METHODS["fedavg"](), models=models, sparse=sparse, dropout=0.5)
-    setup = replace(setup, device=torch.device("cuda"))
-    replayed = play(setup, rounds=5, whole=whole)
-    assert bool(replayed.engine.rounds.recordings) == whole
-    assert any(recorder.recordings for recorder in replayed.engine._recorders.values()) != whole
-    plain = play(replace(setup, record=False), rounds=5)
+    setup = on_gpu(FedAvg(), models=models, sparse=sparse, dropout=0.5)
+    replayed, plain = play(setup, rounds=5, whole=whole), play(without_capture(setup), rounds=5)
+    assert bool(replayed.engine.rounds.captured) == whole
+    assert captured_steps(replayed) != whole
     for client in range(3):
         assert gap(replayed.client(client), plain.client(client)) < 1e-5
     assert gap(replayed.server.state, plain.server.state) < 1e-5
@@ -56,122 +53,195 @@ def test_replayed_rounds_equal_plain_ones(models, sparse, whole):
     assert gap(replayed.client(0), shorter.client(0)) > 1e-4
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-@pytest.mark.parametrize("whole", [False, True])
-def test_every_method_gives_on_the_gpu_what_it_gives_on_the_cpu(name, whole):
-    method = METHODS[name]()
-    setup = toy_setup(method, models="gcn" if method.one_model else "gcn,sage,gat", dropout=0.5)
-    there = play(replace(setup, device=torch.device("cuda")), rounds=5, whole=whole)
-    here = play(setup, rounds=5)
-    for client in here.engine.members():
-        assert gap(here.client(client).model, map_tree(Tensor.cpu, there.client(client).model)) < 1e-4
-    assert here.traffic == there.traffic
-    if whole and name in WHOLE:
-        assert there.engine.rounds.recordings
-
-
-def test_a_run_is_the_same_recorded_and_not():
-    """Scores, losses and what a method notes come out of recorded rounds as they do out of others."""
+def test_a_run_is_the_same_captured_and_not():
+    """Scores, losses and what a method records come out of captured rounds as they do out of others."""
     shared = {"dataset": "synthetic:nodes=200,degree=6,classes=3,features=16", "clients": 4, "rounds": 9}
     for method, more in (("fedavg", {}), ("fedgkc", {"models": "gcn,sage"}), ("fedavg", {"evaluate_every": 2})):
         here, there = (run(method, device=device, **shared, **more) for device in ("cpu", "cuda"))
-        for one, other in zip(here.rounds, there.rounds, strict=True):
-            assert one.keys() == other.keys()
-            assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
-            assert one["details"].keys() == other["details"].keys()
-            assert {key: one[key] for key in one if key.endswith("bytes")} == {
-                key: other[key] for key in other if key.endswith("bytes")
-            }
-            if "test" in one:
-                assert one["test"] == pytest.approx(other["test"], abs=0.03)
+        for mine, theirs in zip(here.rounds, there.rounds, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
+            assert mine["details"].keys() == theirs["details"].keys()
+            byte_counts = {key for key in mine if key.endswith("bytes")}
+            assert all(mine[key] == theirs[key] for key in byte_counts)
+            if "test" in mine:
+                assert mine["test"] == pytest.approx(theirs["test"], abs=0.03)
         assert here.rounds[-1]["loss"] != here.rounds[-2]["loss"]
 
 
-def test_a_round_that_looks_at_values_is_not_recorded_as_a_whole_but_its_steps_are():
-    class Looks(METHODS["fedavg"]):
-        def round(self, server, clients):
-            super().round(server, clients)
+def test_a_round_that_reads_values_is_not_captured_as_a_whole_but_its_steps_are():
+    class ReadsValues(FedAvg):
+        def aggregate(self, server, clients, replies):
+            super().aggregate(server, clients, replies)
             if server.state.model.head.weight.sum() > 1e9:
                 raise AssertionError
 
-    setup = replace(toy_setup(Looks()), device=torch.device("cuda"))
-    played, plain = play(setup, rounds=7), play(replace(setup, record=False), rounds=7)
-    assert not played.engine.rounds.recordings
-    assert any(recorder.recordings for recorder in played.engine._recorders.values())
+    setup = on_gpu(ReadsValues())
+    with pytest.warns(RuntimeWarning, match="Python waits for the device at .*test_capture.py"):
+        played = play(setup, rounds=7)
+    plain = play(without_capture(setup), rounds=7)
+    assert not played.engine.rounds.captured
+    assert captured_steps(played)
     assert gap(played.client(0), plain.client(0)) < 1e-5
 
 
-def test_a_server_that_looks_at_the_round_or_draws_is_right_when_replayed():
-    class Schedules(METHODS["fedavg"]):
-        def round(self, server, clients):
-            super().round(server, clients)
-            server.state.model.head.weight += 1e-3 * server.round
-
-    class Draws(METHODS["fedavg"]):
-        def round(self, server, clients):
-            super().round(server, clients)
-            server.state.model.head.bias = server.random("noise").normal(server.state.model.head.bias.numel())[0]
-
-    for method, recorded in ((Schedules(), False), (Draws(), True)):
-        setup = replace(toy_setup(method), device=torch.device("cuda"))
-        played, plain = play(setup, rounds=6), play(replace(setup, record=False), rounds=6)
-        assert bool(played.engine.rounds.recordings) == recorded
-        assert gap(played.server.state, plain.server.state) < 1e-5
+class ScheduledServer(FedAvg):
+    def aggregate(self, server, clients, replies):
+        super().aggregate(server, clients, replies)
+        weight = server.state.model.head.weight
+        server.state.model.head.weight = weight + 1e-3 * server.round
 
 
-def test_a_round_that_cannot_be_recorded_is_played_all_the_same():
-    class Shy(METHODS["fedavg"]):
-        def round(self, server, clients):
-            super().round(server, clients)
+class ScheduledClients(FedAvg):
+    def loss(self, fleet, weights, received):
+        return super().loss(fleet, weights, received) * (1 + fleet.round)
+
+
+class DrawingServer(FedAvg):
+    def aggregate(self, server, clients, replies):
+        super().aggregate(server, clients, replies)
+        server.state.model.head.bias = server.random("noise").normal(server.state.model.head.bias.numel())[0]
+
+
+@pytest.mark.parametrize("kind", [ScheduledServer, ScheduledClients, DrawingServer])
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_round_and_random_draws_advance_in_replays(kind, whole):
+    setup = on_gpu(kind(), optimizer="sgd", learning_rate=0.05)
+    replayed, plain = play(setup, rounds=6, whole=whole), play(without_capture(setup), rounds=6)
+    assert bool(replayed.engine.rounds.captured) == whole
+    assert captured_steps(replayed) != whole
+    assert gap(replayed.server.state, plain.server.state) < 1e-5
+    assert gap(replayed.client(0), plain.client(0)) < 1e-5
+    # The negative control: the last replayed round again with the number, and the draws, of the one before.
+    again = play(setup, rounds=1, engine=restored(setup, replayed), first=5, state=clone(replayed.server.state))
+    further = play(setup, rounds=1, engine=restored(setup, replayed), first=7, state=clone(replayed.server.state))
+    assert gap(again.server.state, further.server.state) > 1e-4
+
+
+def clone(tree):
+    return map_tree(torch.clone, tree)
+
+
+def restored(setup, played):
+    engine = InProcess(setup)
+    engine.restore({client: clone(state) for client, state in played.engine.state().items()})
+    return engine
+
+
+class ServerStateOnTheHost(FedAvg):
+    capturable: ClassVar[bool] = True
+
+    def start_server(self, server):
+        super().start_server(server)
+        server.state.seen = torch.zeros(1)
+
+    def aggregate(self, server, clients, replies):
+        super().aggregate(server, clients, replies)
+        server.state.seen = server.state.seen + 1
+
+
+class ServerStateInPython(FedAvg):
+    def start_server(self, server):
+        super().start_server(server)
+        server.state.seen = 0
+
+    def aggregate(self, server, clients, replies):
+        super().aggregate(server, clients, replies)
+        server.state.seen += 1
+
+
+class ClientStateOnTheHost(FedAvg):
+    def start_client(self, fleet):
+        super().start_client(fleet)
+        fleet.state.seen = torch.zeros(len(fleet.clients))
+
+    @step
+    def train(self, fleet, model):
+        fleet.state.seen = torch.ones(len(fleet.clients))
+        return super().train(fleet, model)
+
+
+class CountsInTheServersCache(FedAvg):
+    def aggregate(self, server, clients, replies):
+        super().aggregate(server, clients, replies)
+        server.cache["count"] = server.cache.get("count", 0) + 1
+
+
+class CountsInAClientsCache(FedAvg):
+    @step
+    def train(self, fleet, model):
+        fleet.caches[0]["count"] = fleet.caches[0].get("count", 0) + 1
+        return super().train(fleet, model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (ServerStateOnTheHost, "State 'seen' of the server is on the cpu"),
+        (ServerStateInPython, "State 'seen' of the server is a int"),
+        (ClientStateOnTheHost, "State 'seen' of clients is on the cpu"),
+        (CountsInTheServersCache, "changes a cache in Python"),
+        (CountsInAClientsCache, "changes a cache in Python"),
+    ],
+)
+def test_what_a_replay_would_not_change_is_an_error_and_never_a_frozen_value(kind, reason):
+    setup = on_gpu(kind())
+    with pytest.raises(RunError, match=reason):
+        play(setup, rounds=5)
+    play(without_capture(setup), rounds=5)
+    if kind in (ServerStateOnTheHost, CountsInTheServersCache):
+        played = play(on_gpu(declaring(kind(), capturable=False)), rounds=5)
+        count = played.server.state.seen if kind is ServerStateOnTheHost else played.server.cache["count"]
+        assert int(count) == 5
+
+
+def test_a_round_that_cannot_be_captured_is_run_all_the_same():
+    class Shy(FedAvg):
+        def aggregate(self, server, clients, replies):
+            super().aggregate(server, clients, replies)
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("not in front of everybody")
 
-    setup = replace(toy_setup(Shy()), device=torch.device("cuda"))
+    setup = on_gpu(Shy())
     with pytest.warns(RuntimeWarning, match="not in front of everybody"):
         played = play(setup, rounds=7)
-    plain = play(replace(setup, record=False), rounds=7)
-    assert not played.engine.rounds.recordings
+    plain = play(without_capture(setup), rounds=7)
+    assert not played.engine.rounds.captured
     assert gap(played.client(0), plain.client(0)) < 1e-5
     assert gap(played.server.state, plain.server.state) < 1e-5
 
 
-def test_a_checkpoint_is_right_between_recorded_rounds():
-    setup = replace(toy_setup(METHODS["fedavg"](), dropout=0.5), device=torch.device("cuda"))
+def test_a_checkpoint_is_right_between_captured_rounds():
+    setup = on_gpu(FedAvg(), dropout=0.5)
     played = play(setup, rounds=5)
-    kept = {client: map_tree(torch.clone, state) for client, state in played.engine.state().items()}
-    server = map_tree(torch.clone, played.server.state)
-    on = play(setup, rounds=3, engine=played.engine, first=6, state=played.server.state)
+    assert played.engine.rounds.captured
+    kept = {client: clone(state) for client, state in played.engine.state().items()}
+    server = clone(played.server.state)
+    unbroken = play(setup, rounds=3, engine=played.engine, first=6, state=played.server.state)
+    after_unbroken = clone(unbroken.server.state)
     played.engine.restore(kept)
-    again = play(setup, rounds=3, engine=played.engine, first=6, state=server)
+    again = play(setup, rounds=3, engine=played.engine, first=6, state=clone(server))
     fresh = InProcess(setup)
     fresh.restore(kept)
-    other = play(setup, rounds=3, engine=fresh, first=6, state=server)
-    assert gap(on.server.state, other.server.state) < 1e-5
+    other = play(setup, rounds=3, engine=fresh, first=6, state=clone(server))
+    assert gap(after_unbroken, other.server.state) < 1e-5
     assert gap(again.client(0), other.client(0)) < 1e-5
+    assert gap(after_unbroken, server) > 1e-4
 
 
-@pytest.mark.parametrize("times", range(3))
-def test_state_set_outside_a_recording_survives_fleets_that_run_side_by_side(times):
-    """FedKD's clients receive outside recorded steps what the next recorded step reads, on other streams."""
-    setup = toy_setup(METHODS["fedkd"](), clients=5, models="architectures", width=64, seed=times)
+@pytest.mark.parametrize("seed", range(3))
+def test_state_set_outside_a_captured_step_survives_fleets_that_run_side_by_side(seed):
+    """FedKD's clients receive outside captured steps what the next captured step reads, on other streams."""
+    setup = toy_setup(FedKD(), clients=5, models="architectures", width=64, seed=seed)
     there = play(replace(setup, device=torch.device("cuda")), rounds=8)
     here = play(setup, rounds=8)
     for client in here.engine.members():
         assert gap(here.client(client).mentee, map_tree(Tensor.cpu, there.client(client).mentee)) < 1e-2
 
 
-def test_a_step_that_looks_at_the_round_is_not_recorded():
-    class Looks(METHODS["fedavg"]):
-        def loss(self, fleet, weights, received):
-            return super().loss(fleet, weights, received) * (1 + fleet.round)
-
-    setup = replace(toy_setup(Looks()), device=torch.device("cuda"))
-    played = play(setup, rounds=5)
-    assert not any(recorder.recordings for recorder in played.engine._recorders.values())
-
-
-def test_state_that_moves_between_fields_is_replayed_in_order():
-    class Remembers(METHODS["fedavg"]):
+@pytest.mark.parametrize("whole", [False, True])
+def test_state_that_moves_between_fields_is_replayed_in_order(whole):
+    class Remembers(FedAvg):
         def start_client(self, fleet):
             super().start_client(fleet)
             fleet.state.before = fleet.initial()
@@ -180,20 +250,21 @@ def test_state_that_moves_between_fields_is_replayed_in_order():
         def train(self, fleet, model):
             older = fleet.state.before
             fleet.state.before = fleet.state.model
-            return super().train(fleet, model) | {"older": older}
+            return Tree(**super().train(fleet, model), older=older)
 
-    setup = replace(toy_setup(Remembers()), device=torch.device("cuda"))
-    replayed, plain = play(setup, rounds=6), play(replace(setup, record=False), rounds=6)
+    setup = on_gpu(Remembers())
+    replayed, plain = play(setup, rounds=6, whole=whole), play(without_capture(setup), rounds=6)
+    assert bool(replayed.engine.rounds.captured) == whole
     assert gap(replayed.client(0), plain.client(0)) < 1e-5
     assert gap(replayed.client(0).before, replayed.client(0).model) > 1e-4
 
 
 def test_what_a_replay_returned_is_not_overwritten_by_the_next():
-    setup = replace(toy_setup(METHODS["fedavg"]()), device=torch.device("cuda"))
+    setup = on_gpu(FedAvg())
     engine = InProcess(setup)
     model = play(setup, rounds=1).server.state.model
     kept = [engine.ask(Request("train", number, engine.members(), model)).model.head.weight for number in range(1, 6)]
     copies = [weight.clone() for weight in kept]
     torch.cuda.synchronize()
-    assert all(torch.equal(one, other) for one, other in zip(kept, copies, strict=True))
+    assert all(torch.equal(weight, copy) for weight, copy in zip(kept, copies, strict=True))
     assert not torch.equal(kept[-1], kept[-2])
