@@ -428,6 +428,10 @@ def test_the_text_of_a_dataset_is_taken_apart(folder):
     assert parse_dataset("synthetic:nodes=5,degree=2:lcc") == ("synthetic", "nodes=5,degree=2", "lcc")
     assert parse_dataset("data.npz") == ("data.npz", "", "")
     assert parse_dataset("my:folder") == ("my:folder", "", "")
+    (folder / "cora").mkdir()
+    assert parse_dataset("cora") == ("cora", "", "")
+    assert make_experiment({"dataset": "cora"}).dataset == "cora"  # the name, whatever folders there are
+    assert make_experiment({"dataset": "data.npz"}).dataset == str(folder / "data.npz")
     assert parse_dataset("own.py:load_ring:nodes=5") == ("own.py:load_ring", "nodes=5", "")
     with pytest.raises(InputError, match=r"no dataset or file 'korra'.*did you mean 'cora'"):
         parse_dataset("korra:lcc")

@@ -50,15 +50,15 @@ class DatasetName(NamedTuple):
 
 def parse_dataset(source: str) -> DatasetName:
     """The parts of a dataset's text; one that does not exist is refused, and nothing is imported."""
-    path = Path(source)
-    if path.is_dir() or (path.suffix == ".npz" and path.is_file()):
-        return DatasetName(source)
     rest, _, last = source.rpartition(":")
     if last in SUFFIXES and rest:
         return parse_dataset(rest)._replace(suffix=last)
     name, _, options = source.partition(":")
     if name.lower() in DATASETS:
         return DatasetName(name.lower(), options)
+    path = Path(source)
+    if path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+        return DatasetName(source)
     for own, settings in ((source, ""), (rest, last)):
         if parse_reference(own):
             DATASETS.check(own)

@@ -13,7 +13,7 @@ import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
-from graft.data import check_partition, parse_dataset
+from graft.data import DATASETS, check_partition, parse_dataset
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
 from graft.federation import check_topology
@@ -226,15 +226,18 @@ def draft_experiment(values: Mapping[str, Any]) -> Experiment:
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with every reference to a file of your own as an absolute path."""
+    """The experiment with data and every reference to a file of your own by absolute paths."""
     models = experiment.models
     names = list_models(models) if isinstance(models, str) else models
     if any(map(parse_reference, names)):
         models = [absolute(MODELS, name) for name in names]
     dataset = experiment.dataset
     own, colon, rest = dataset.partition(".py:")
-    if colon and not Path(dataset).exists():
-        dataset = f"{Path(own).expanduser().resolve()}.py:{rest}"
+    if dataset.partition(":")[0].lower() not in DATASETS:
+        if Path(dataset).exists():
+            dataset = str(Path(dataset).resolve())
+        elif colon:
+            dataset = f"{Path(own).expanduser().resolve()}.py:{rest}"
     return replace(
         experiment,
         method=absolute(METHODS, experiment.method),
