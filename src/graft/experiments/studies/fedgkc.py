@@ -202,6 +202,14 @@ TWO_VERSIONS = (
     "The paper's numbers are those of its first version (arXiv 2501.12624); table.csv has the second's where they "
     "differ. The baselines' numbers are from the same paper."
 )
+MODULE_ROWS = {
+    "neither": Variant("fedgkc_paper", {"smkd": False, "kama": False}),
+    "smkd": Variant("fedgkc_paper", {"kama": False}),
+    "kama": Variant("fedgkc_paper", {"smkd": False}),
+    "both": Variant("fedgkc_paper"),
+}
+PARTS = ("self_distill", "mutual", "strength", "clarity1", "clarity2")
+ABLATION_ROWS = {"full": as_in_the_paper(), **{f"no-{part}": as_in_the_paper(**{part: False}) for part in PARTS}}
 WEIGHT_ROWS = {
     f"alpha{alpha}-beta{beta}": Variant("fedgkc_paper", {"alpha": alpha, "beta": beta}, point=(f"beta {beta}", alpha))
     for beta in (0.0, 0.1, 0.2, 0.3, 0.4)
@@ -212,14 +220,18 @@ LAMBDA_ROWS = {
     f"lambda{value}": Variant("fedgkc_paper", {"smoothing": value}, point=("fedgkc", value))
     for value in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 }
-FIVE_ARCHITECTURES = {"models": "architectures"}
 
-MAIN_STUDY = Study(
-    meaning="FedGKC and its baselines, clients with five different architectures",
-    datasets=SEVEN,
-    clients=(5, 10, 20),
+
+def five_architectures(meaning: str, datasets: tuple[str, ...], clients: tuple[int, ...], **fields: Any) -> Study:
+    """A study of clients with five different architectures."""
+    return Study(meaning, datasets, clients, experiment={"models": "architectures"}, **fields)
+
+
+MAIN_STUDY = five_architectures(
+    "FedGKC and its baselines, clients with five different architectures",
+    SEVEN,
+    (5, 10, 20),
     rows={**COMPARED, **CENTRALISED},
-    experiment=FIVE_ARCHITECTURES,
     on_request=("ogbn-arxiv",),
     on_dataset=ARXIV,
     paper=numbers(ARCHITECTURES),
@@ -245,57 +257,41 @@ STUDIES: dict[str, Study] = {
         paper=numbers(HOMOGENEOUS, (10,)),
         note="Of the paper's table we have the rows of FedAvg and FedGKC.",
     ),
-    "fedgkc-modules": Study(
-        meaning="FedGKC's two modules, SMKD and KAMA, on and off",
-        datasets=THREE,
-        clients=(5, 10, 20),
-        rows={
-            "neither": Variant("fedgkc_paper", {"smkd": False, "kama": False}),
-            "smkd": Variant("fedgkc_paper", {"kama": False}),
-            "kama": Variant("fedgkc_paper", {"smkd": False}),
-            "both": Variant("fedgkc_paper"),
-        },
-        experiment=FIVE_ARCHITECTURES,
+    "fedgkc-modules": five_architectures(
+        "FedGKC's two modules, SMKD and KAMA, on and off",
+        THREE,
+        (5, 10, 20),
+        rows=MODULE_ROWS,
+        figure="bars",
         paper=numbers(MODULES),
         note="The paper does not define its conventional dual model; here it is distillation of predictions alone.",
-        figure="bars",
     ),
-    "fedgkc-ablation": Study(
-        meaning="FedGKC without one of its parts at a time",
-        datasets=("citeseer",),
-        clients=(10,),
-        rows={
-            "full": as_in_the_paper(),
-            **{
-                f"no-{part}": as_in_the_paper(**{part: False})
-                for part in ("self_distill", "mutual", "strength", "clarity1", "clarity2")
-            },
-        },
-        experiment=FIVE_ARCHITECTURES,
+    "fedgkc-ablation": five_architectures(
+        "FedGKC without one of its parts at a time",
+        ("citeseer",),
+        (10,),
+        rows=ABLATION_ROWS,
         note="The paper shows this as a figure, without numbers.",
         figure="bars",
     ),
-    "fedgkc-copilots": Study(
-        meaning="FedGKC with other architectures as the copilot",
-        datasets=THREE,
-        clients=(10,),
+    "fedgkc-copilots": five_architectures(
+        "FedGKC with other architectures as the copilot",
+        THREE,
+        (10,),
         rows={name: as_in_the_paper(copilot=name) for name in ("gcn", "gat", "sage", "gin", "sgc", "mlp")},
-        experiment=FIVE_ARCHITECTURES,
         figure="bars",
     ),
-    "fedgkc-alpha-beta": Study(
-        meaning="FedGKC's weights of labels (alpha) and of neighbourhoods (beta)",
-        datasets=("cs",),
-        clients=(20,),
+    "fedgkc-alpha-beta": five_architectures(
+        "FedGKC's weights of labels (alpha) and of neighbourhoods (beta)",
+        ("cs",),
+        (20,),
         **curves(WEIGHT_ROWS, "alpha"),
-        experiment=FIVE_ARCHITECTURES,
         note="The paper shows this as a figure: best at alpha 0.6 to 0.7 and beta 0.1 to 0.2.",
     ),
-    "fedgkc-lambda": Study(
-        meaning="FedGKC's weight of over-smoothing (lambda) in a client's knowledge",
-        datasets=THREE,
-        clients=(10,),
+    "fedgkc-lambda": five_architectures(
+        "FedGKC's weight of over-smoothing (lambda) in a client's knowledge",
+        THREE,
+        (10,),
         **curves(LAMBDA_ROWS, "lambda"),
-        experiment=FIVE_ARCHITECTURES,
     ),
 }
