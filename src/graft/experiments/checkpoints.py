@@ -42,14 +42,15 @@ class Origin:
 
     def check_experiment(self, experiment: str) -> None:
         """Refuses to go on with another experiment, and says what is different."""
-        before, now = (_settings(tomllib.loads(text)) for text in (self.experiment, experiment))
+        before, now = _settings(self.experiment), _settings(experiment)
         changes = [
             f"{name} is {now.get(name, 'not set')}, it was {before.get(name, 'not set')}"
             for name in dict.fromkeys([*before, *now])
             if before.get(name) != now.get(name)
         ]
         if changes:
-            raise InputError(f"The experiment is not what this run began with: {'; '.join(changes)}.")
+            more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
+            raise InputError(f"The experiment is not what this run began with: {'; '.join(changes[:3])}{more}.")
 
     def check(self, now: Origin) -> None:
         """Refuses to go on with other settings, data or models, or on another device."""
@@ -69,10 +70,14 @@ class Origin:
             )
 
 
-def _settings(values: dict[str, Any]) -> dict[str, str]:
-    """Returns settings by name, in words that tell 1 from 1.0 and true."""
-    inner = values.pop("settings", {})
-    return {name: repr(value) for name, value in {**values, **{f"settings.{k}": v for k, v in inner.items()}}.items()}
+def _settings(experiment: str) -> dict[str, str]:
+    """Returns the settings of an experiment by name, in words that tell 1 from 1.0 and true."""
+    try:
+        values = tomllib.loads(experiment)
+        own = {f"settings.{name}": value for name, value in values.pop("settings", {}).items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"The experiment that the checkpoint began with cannot be read: {error}.") from None
+    return {name: repr(value) for name, value in {**values, **own}.items()}
 
 
 @dataclass(frozen=True)

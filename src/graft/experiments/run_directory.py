@@ -49,8 +49,7 @@ class RunDirectory:
     def begin(self, experiment: str) -> None:
         """Puts the experiment of a new run on record, and removes all of an earlier one."""
         with explained(f"{self.path} cannot be written to", InputError):
-            # In this order nothing of the earlier run can be taken for a part of the new one, whenever it is killed.
-            (self.checkpoint / "checkpoint.json").unlink(missing_ok=True)
+            # Without an experiment nothing can be resumed, so whenever this is killed, the two runs never mix.
             for name in (self.experiment.name, *RECORDS):
                 (self.path / name).unlink(missing_ok=True)
             for folder in (self.path / name for name in FOLDERS):
