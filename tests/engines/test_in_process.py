@@ -7,7 +7,7 @@ import torch
 
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
-from graft.federation.exchange import Clients, Request, Traffic
+from graft.federation.clients import Clients, Request, Traffic
 from graft.federation.method import Method, step
 from graft.graphs.fleet_graph import FleetGraph
 from graft.methods.fedavg import FedAvg
@@ -83,12 +83,12 @@ def test_state_that_moves_between_fields_arrives_and_nobody_elses_changes(name, 
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_steps_for_one_client_at_a_time_are_never_recorded(clients):
+def test_steps_for_one_client_at_a_time_are_never_captured(clients):
     class Listening:
         def __init__(self):
             self.heard = []
 
-        def run(self, function, fleet, step, message):  # noqa: ARG002
+        def run(self, function, group, fleet, step, message):  # noqa: ARG002
             self.heard.append(step)
             return function(fleet)
 
@@ -96,11 +96,11 @@ def test_steps_for_one_client_at_a_time_are_never_recorded(clients):
             pass
 
     engine = InProcess(toy_setup(Ragged(), clients=clients))
-    recorder = Listening()
-    engine._recorders = {id(fleet): recorder for fleet in engine.fleets}
+    listening = Listening()
+    engine._steps = {id(group): listening for group in engine.groups}
     for name in ("answer", "shift", "shift_together"):
         engine.ask(Request(name, 1, engine.members()))
-    assert recorder.heard == ["shift_together"]
+    assert listening.heard == ["shift_together"]
 
 
 def test_asking_only_some_clients_of_a_round_counts_only_them():
@@ -151,7 +151,7 @@ def test_only_clients_that_did_something_are_scored_again(models):
     scored = []
 
     class Noting(type(method)):
-        @step
+        @step(pure=True)
         def score(self, fleet):
             scored.extend(fleet.clients)
             return super().score(fleet)

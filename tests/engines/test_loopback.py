@@ -6,14 +6,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from graft.engines.failures import StepFailed
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback, handle
 from graft.engines.messages import pack, unpack
-from graft.federation.exchange import Request
+from graft.federation.clients import Request
 from graft.federation.method import Method, step
-from graft.federation.setup import StepFailed
 from graft.methods.fedavg import FedAvg
-from graft.tensors.trees import Tree
+from graft.tensors.trees import Tree, count_bytes
+from graft.testing.wire import CountingLoopback, payload
 from tests.toy import play, toy_setup
 
 
@@ -125,15 +126,24 @@ def test_damaged_bytes_are_answered_with_an_error_not_with_a_crash():
 
 def test_counted_bytes_are_what_crosses_the_pipes_but_for_framing():
     setup = toy_setup(FedAvg(), width=64)
-    engine = Loopback(setup)
+    engine = CountingLoopback(setup)
     try:
         played = play(setup, rounds=2, engine=engine)
-        counted = played.traffic.up + played.traffic.down
-        framing = engine.wire_bytes - counted
-        messages = 2 * 2 * 3  # rounds, directions, clients
-        assert 0 < framing < 1500 * messages
+        counted, pipes = played.traffic, engine.counted()
+        assert counted == pipes
+        assert pipes.up + pipes.down < engine.wire_bytes  # framing is not counted
+        model = count_bytes(played.server.state.model)
+        assert counted.down == 2 * 3 * model  # rounds, clients
+        assert counted.up == 2 * 3 * (model + 8)  # and the number of nodes
     finally:
         engine.close()
+
+
+def test_payload_is_what_tensors_and_numbers_need():
+    tree = {"weights": torch.zeros(5, 3), "few": torch.zeros(3, dtype=torch.int8), "rate": 0.5, "rounds": 7}
+    assert payload(pack({"do": "step"}, tree)) == count_bytes(tree) == 60 + 3 + 16
+    assert payload(pack({"do": "a longer head", "and": "more of it"}, tree)) == count_bytes(tree)
+    assert payload(pack({"do": "step"})) == 0
 
 
 def test_a_gpu_cannot_be_asked_for():

@@ -11,10 +11,11 @@ import torch
 
 from graft.data.splits import split as split_nodes
 from graft.data.synthetic import generate
+from graft.engines.amounts import parse_memory
 from graft.engines.in_process import InProcess, plan_fleets
-from graft.engines.memory import Need, estimate, free_memory, mapped_zeros, parameters_of, parse_memory, plan
+from graft.engines.memory import Need, estimate, free_memory, mapped_zeros, parameters_of, plan
 from graft.errors import InputError, MemoryWarning
-from graft.federation.exchange import Request
+from graft.federation.clients import Request
 from graft.federation.fleet import group_clients
 from graft.graphs.fleet_graph import FleetGraph
 from graft.methods import METHODS
@@ -22,7 +23,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.tensors.sparse import BlockSparse
 from graft.tensors.trees import flatten
-from graft.training.loop import Training
+from graft.training.optimizers import Training
 from tests.memory import peak_of
 from tests.toy import gap, play, same, toy_setup, unbroken_and_resumed
 
@@ -148,8 +149,8 @@ def test_results_do_not_depend_on_the_memory_there_is(name, participation):
     whole = play(setup, rounds=3)
     parts = play(replace(setup, memory=TINY), rounds=3)
     assert len(whole.engine.fleets) < len(parts.engine.fleets) == 6
-    assert not whole.engine._on_disk
-    assert parts.engine._on_disk
+    assert not whole.engine.plan.on_disk
+    assert parts.engine.plan.on_disk
     for client in range(6):
         assert gap(*on_the_same_paths(whole.client(client), parts.client(client))) < 1e-5
     other = play(replace(setup, seed=1, memory=TINY), rounds=3)
@@ -176,9 +177,9 @@ def test_a_smaller_budget_means_a_smaller_peak():
 def on_disk(setup):
     """An engine with the fleets of the usual one, and its state in files."""
     engine = InProcess(setup)
-    engine._on_disk = True
-    for fleet in engine.fleets:
-        fleet.state = engine._kept(fleet.state)
+    engine.plan = engine.plan._replace(on_disk=True)
+    for group in engine.groups:
+        group.state = engine._keep(group.state)
     return engine
 
 

@@ -1,6 +1,7 @@
 """How many threads a run has."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,15 +26,42 @@ def test_cores_are_free_that_others_leave_alone(everyone, own, cores, free):
     assert free_cores(CpuUsage(10, 100, 1), CpuUsage(12, 100 + everyone, 1 + own), cores) == free
 
 
-def test_work_done_here_is_not_taken_for_that_of_others():
+def stat_file(tmp_path, *busy):
+    """Returns a file as /proc/stat, with so many hundredths of a second of work by every core."""
+    file = tmp_path / "stat"
+    lines = [f"cpu{core} {ticks} 0 0 5000 0 0 0 0 0 0" for core, ticks in enumerate(busy)]
+    file.write_text("\n".join([f"cpu  {sum(busy)} 0 0 9000 0 0 0 0 0 0", *lines, "intr 7"]))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("own", "busy", "free"),
+    [
+        (2.0, (300, 500, 100), 2),  # both cores were busy for a second, with work of this program alone
+        (0.0, (300, 500, 100), 1),  # the same work, done by others
+        (1.0, (300, 500, 100), 1),
+        (0.0, (200, 400, 900), 2),  # others work on a core that is not open to this program
+    ],
+)
+def test_work_done_here_is_not_taken_for_that_of_others(own, busy, free, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+    usage = []
+    for now, worked, ticks in ((10.0, 5.0, (200, 400, 100)), (11.0, 5.0 + own, busy)):
+        monkeypatch.setattr(module, "Path", lambda _, ticks=ticks: stat_file(tmp_path, *ticks))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda now=now: now, process_time=lambda t=worked: t))
+        usage.append(read_cpu_usage())
+    assert free_cores(*usage, cores=2) == free
+
+
+def test_this_system_says_what_its_cores_do_and_counts_work_that_is_done_here():
     before = read_cpu_usage()
     if before is None:
         pytest.skip("this system does not say what its cores do")
     sum(range(3_000_000))
     after = read_cpu_usage()
     assert after.own > before.own
-    assert after.everyone >= before.everyone
-    assert 1 <= free_cores(before, after, usable_cores()) <= usable_cores() <= os.cpu_count()
+    assert after.everyone >= before.everyone > 0
 
 
 def usual(monkeypatch, count):
@@ -44,8 +72,8 @@ def usual(monkeypatch, count):
 
 def test_what_somebody_said_holds(monkeypatch):
     usual(monkeypatch, 8)
-    monkeypatch.setattr(module, "look", lambda: CpuUsage(11, 200, 1))
-    monkeypatch.setattr(module, "cores_here", lambda: 8)
+    monkeypatch.setattr(module, "read_cpu_usage", lambda: CpuUsage(11, 200, 1))
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
     before = CpuUsage(10, 197, 1)  # three cores are taken
     assert choose_threads(0, before, {}) == 5
     assert choose_threads(7, before, {}) == 7

@@ -8,6 +8,7 @@ import torch
 import graft
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
+from graft.federation.clients import Clients
 from graft.methods import METHODS
 from graft.methods.fedgkc import FedGKC
 from graft.tensors.trees import Owners, flatten
@@ -154,12 +155,11 @@ def test_replies_have_a_row_for_every_client_in_the_order_of_clients():
 
 def test_losses_are_listed_beside_those_they_belong_to():
     setup = setup_of("local", dropout=0.0)
-    engine = InProcess(setup)
-    play(setup, rounds=1, engine=engine)
+    engine, alone = InProcess(setup), InProcess(setup, alone=True)
+    for each in (engine, alone):
+        Clients(each, 1, each.members()).ask(setup.method.train)
     ((_, clients, losses),) = engine.losses()
     assert clients == [0, 5, 1, 6, 2, 3, 4]
-    alone = InProcess(setup, alone=True)
-    play(setup, rounds=1, engine=alone)
     wanted = {client: float(loss) for _, (client,), loss in alone.losses()}
     assert losses.tolist() == pytest.approx([wanted[client] for client in clients], abs=1e-6)
 

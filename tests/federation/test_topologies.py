@@ -314,34 +314,37 @@ def test_recorded_parts_come_back_apart(write):
     assert found.tolist() == [[[1, 0], [0, 1]], [[0.5, 0.5], [0, 1]]]
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "words"),
-    [
-        ("", "links.csv", "columns to, from.*its columns are none"),
-        ("a,b\n1,2\n", "links.csv", "its columns are a, b"),
-        ("to,from\n", "links.csv", "holds no links"),
-        ("to,from\n0,one\n", "links.csv", "'one'"),
-        ("to,from\n0\n", "links.csv", "not a file of links"),
-        ("to,from,weight\n0,1,nan\n", "links.csv", "from 1 to 0 has the weight nan"),
-        ("to,from,weight\n0,1,-2\n", "links.csv", "weight -2"),
-        ("to,from,weight\n0,1,\n", "links.csv", "not a file of links"),
-        (b"to,from\n\xff\xfe,1\n", "links.csv", "not a file of links"),
-        (b"to,from\n0,\x001\n", "links.csv", "not a file of links"),
-        ("{}\n", "rounds.jsonl", "holds no links"),
-        ("[1, 2]\n", "rounds.jsonl", "rounds.jsonl of a run"),
-        ('{"round": 1, "links"', "rounds.jsonl", "not a file of links"),
-        ('{"round": 1, "links": {"mix": [[0, 1]]}}', "rounds.jsonl", "not a file of links"),
-        ('{"round": 1, "links": {"mix": [[0, 1, Infinity]]}}', "rounds.jsonl", "weight inf"),
-        ('{"round": 1, "links": {"mix": [[0, Infinity, 1]]}}', "rounds.jsonl", "not a file of links"),
-        ('{"round": 1, "links": {"mix": [[0, 1, 1, 9999999999]]}}', "rounds.jsonl", "part 9999999999"),
-        ('{"round": 1, "links": [3]}', "rounds.jsonl", "not a file of links"),
-        ('{"links": {"mix": [[0, 1, 1]]}}', "rounds.jsonl", "not a file of links"),
-    ],
-)
-def test_files_with_bad_content_get_one_sentence(text, name, words, write):
-    with pytest.raises(InputError, match=words) as refused:
-        write(text, name).check(5, rounds=1)
-    assert "\n" not in str(refused.value)
+BAD_TABLES = {
+    "": "columns to, from.*its columns are none",
+    "a,b\n1,2\n": "its columns are a, b",
+    "to,from\n": "holds no links",
+    "to,from\n0,one\n": "'one'",
+    "to,from\n0\n": "not a file of links",
+    "to,from,weight\n0,1,nan\n": "from 1 to 0 has the weight nan",
+    "to,from,weight\n0,1,-2\n": "weight -2",
+    "to,from,weight\n0,1,\n": "not a file of links",
+    b"to,from\n\xff\xfe,1\n": "not a file of links",
+    b"to,from\n0,\x001\n": "not a file of links",
+}
+BAD_RECORDS = {
+    "{}\n": "holds no links",
+    "[1, 2]\n": "rounds.jsonl of a run",
+    '{"round": 1, "links"': "not a file of links",
+    '{"round": 1, "links": {"mix": [[0, 1]]}}': "not a file of links",
+    '{"round": 1, "links": {"mix": [[0, 1, Infinity]]}}': "weight inf",
+    '{"round": 1, "links": {"mix": [[0, Infinity, 1]]}}': "not a file of links",
+    '{"round": 1, "links": {"mix": [[0, 1, 1, 9999999999]]}}': "part 9999999999",
+    '{"round": 1, "links": [3]}': "not a file of links",
+    '{"links": {"mix": [[0, 1, 1]]}}': "not a file of links",
+}
+
+
+@pytest.mark.parametrize(("name", "contents"), [("links.csv", BAD_TABLES), ("rounds.jsonl", BAD_RECORDS)])
+def test_files_with_bad_content_get_one_sentence(name, contents, write):
+    for content, words in contents.items():
+        with pytest.raises(InputError, match=words) as refused:
+            write(content, name).check(5, rounds=1)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_file_must_fit_the_run(write, tmp_path):
