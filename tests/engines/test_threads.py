@@ -49,7 +49,9 @@ def test_work_done_here_is_not_taken_for_that_of_others(own, busy, free, monkeyp
     usage = []
     for now, worked, ticks in ((10.0, 5.0, (200, 400, 100)), (11.0, 5.0 + own, busy)):
         monkeypatch.setattr(module, "Path", lambda _, ticks=ticks: stat_file(tmp_path, *ticks))
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda now=now: now, process_time=lambda t=worked: t))
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(monotonic=lambda now=now: now, process_time=lambda t=worked: t)
+        )
         usage.append(read_cpu_usage())
     assert free_cores(*usage, cores=2) == free
 
