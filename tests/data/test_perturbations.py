@@ -175,10 +175,10 @@ def test_feature_sparsity_takes_a_share_of_every_nodes_features_rounded_down(fed
     for share in (0.1, 0.3, 0.5):
         after = changed([graph], feature_sparsity=share)[0]
         assert issparse(after.x) == sparse
-        found = csr_array(after.x).toarray()
-        had, has = (np.count_nonzero(x, axis=1) for x in (before, found))
+        kept = csr_array(after.x).toarray()
+        had, has = (np.count_nonzero(x, axis=1) for x in (before, kept))
         assert (had - has == np.array([int(count * round(share * 10) // 10) for count in had])).all()
-        assert (found[found != 0] == before[found != 0]).all()
+        assert (kept[kept != 0] == before[kept != 0]).all()
     nothing = changed([graph], feature_sparsity=1)[0]
     assert csr_array(nothing.x).nnz == 0
 
@@ -233,9 +233,9 @@ def test_the_pooled_graph_holds_what_the_clients_hold(graph, federation, kind):
     assert whole.pooled().edge_count == crossing + sum(part.edge_count for part in whole.clients)
     for client, part in enumerate(whole.clients):
         nodes = np.flatnonzero(whole.membership == client)
-        place = np.full(graph.nodes, -1)
-        place[nodes] = np.arange(len(nodes))
-        ends = place[whole.pooled("inside").edges]
+        position = np.full(graph.nodes, -1)
+        position[nodes] = np.arange(len(nodes))
+        ends = position[whole.pooled("inside").edges]
         assert np.array_equal(ends[:, (ends >= 0).all(axis=0)], part.edges)
         assert np.array_equal(whole.graph.x[nodes], part.x)
         assert np.array_equal(whole.graph.y[nodes], part.y)
@@ -366,8 +366,9 @@ def test_studies_build_the_data_anew_for_another_perturbation():
     from graft.experiments.reproduce import DATA_FIELDS, cached_federation
 
     assert set(perturbations.FIELDS) < set(DATA_FIELDS)
-    known = {}
-    first, second = (cached_federation(make_experiment({**SMALL, "edge_noise": share}), known) for share in (0.1, 0.2))
+    federations = {}
+    experiments = [make_experiment({**SMALL, "edge_noise": share}) for share in (0.1, 0.2)]
+    first, second = (cached_federation(experiment, federations) for experiment in experiments)
     assert first.hash != second.hash
     assert {name: getattr(Experiment(), name) for name in perturbations.FIELDS} == vars(Perturbation())
 

@@ -23,8 +23,8 @@ def links(topology, peers, round=1, members=None, seed=0, **settings):
 
 def heard(name, peers, round=1, seed=0, **options):
     """Who hears whom, as a matrix of 0 and 1 without a diagonal."""
-    found = (links(Topology(name, options), peers, round, seed=seed) != 0).int()
-    return found - torch.eye(peers, dtype=torch.int32)
+    graph = (links(Topology(name, options), peers, round, seed=seed) != 0).int()
+    return graph - torch.eye(peers, dtype=torch.int32)
 
 
 def degrees(name, peers, **options):
@@ -111,10 +111,10 @@ def test_where_a_regular_graph_is_impossible_one_peer_has_one_neighbour_less(pee
 
 def test_a_regular_graph_is_random_and_no_circle():
     circle = ((links(Topology("small-world", {"p": 0.0}), 20) != 0).int() - torch.eye(20)).int()
-    found = heard("regular", 20)
-    assert circle.sum() == found.sum() == 80
-    assert not torch.equal(found, circle)
-    assert not torch.equal(found, heard("regular", 20, seed=1))
+    graph = heard("regular", 20)
+    assert circle.sum() == graph.sum() == 80
+    assert not torch.equal(graph, circle)
+    assert not torch.equal(graph, heard("regular", 20, seed=1))
 
 
 def test_a_small_world_is_a_circle_with_some_links_moved():
@@ -136,10 +136,10 @@ def test_exponential_is_heard_at_powers_of_two_in_turn():
     assert [reached(8, round) for round in (1, 2, 3, 4)] == [[1], [2], [4], [1]]
     assert [reached(3, round) for round in (1, 2, 3)] == [[1], [2], [1]]
     assert [reached(2, round) for round in (1, 2)] == [[1], [1]]
-    found = heard("exponential", 10, round=3)
-    assert (found.sum(0) == 1).all()
-    assert (found.sum(1) == 1).all()
-    assert found[2, 8] == 1  # 8 + 4 = 12 = 2 modulo 10
+    graph = heard("exponential", 10, round=3)
+    assert (graph.sum(0) == 1).all()
+    assert (graph.sum(1) == 1).all()
+    assert graph[2, 8] == 1  # 8 + 4 = 12 = 2 modulo 10
 
 
 def test_in_a_matching_of_an_odd_number_the_idle_peer_rotates():
@@ -149,20 +149,20 @@ def test_in_a_matching_of_an_odd_number_the_idle_peer_rotates():
 
 @pytest.mark.parametrize("name", UNDIRECTED)
 def test_undirected_graphs_are_mutual(name):
-    found = heard(name, 9, round=4)
-    assert torch.equal(found, found.T)
+    graph = heard(name, 9, round=4)
+    assert torch.equal(graph, graph.T)
 
 
 def test_directed_graphs_are_not_mutual():
     for name in ("random", "exponential"):
-        found = heard(name, 9, round=2)
-        assert not torch.equal(found, found.T)
+        graph = heard(name, 9, round=2)
+        assert not torch.equal(graph, graph.T)
 
 
 def test_random_undirected_links_whoever_drew_either():
-    found = heard("random-undirected", 12, k=2)
-    assert (found.sum(1) >= 2).all()
-    assert found.sum() > 24
+    graph = heard("random-undirected", 12, k=2)
+    assert (graph.sum(1) >= 2).all()
+    assert graph.sum() > 24
 
 
 @every_topology
@@ -178,29 +178,29 @@ def test_every_topology_is_seeded_and_changes_with_the_rounds_only_where_stated(
 
 def test_metropolis_by_hand():
     """A path 1 - 0 - 2 is a star: degrees 2, 1, 1, so both links weigh 1 / 3."""
-    found = links(Topology("star", mixing="metropolis"), 3)
+    weights = links(Topology("star", mixing="metropolis"), 3)
     third = 1 / 3
     assert torch.allclose(
-        found, torch.tensor([[third, third, third], [third, 2 * third, 0], [third, 0, 2 * third]]).double()
+        weights, torch.tensor([[third, third, third], [third, 2 * third, 0], [third, 0, 2 * third]]).double()
     )
 
 
 def test_push_by_hand():
     """The centre sends to three, itself included; the others to the centre and themselves."""
-    found = links(Topology("star", mixing="push"), 3)
+    weights = links(Topology("star", mixing="push"), 3)
     third = 1 / 3
-    assert torch.allclose(found, torch.tensor([[third, 0.5, 0.5], [third, 0.5, 0], [third, 0, 0.5]]).double())
+    assert torch.allclose(weights, torch.tensor([[third, 0.5, 0.5], [third, 0.5, 0], [third, 0, 0.5]]).double())
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
 def test_weights_are_among_those_who_are_there(mixing):
     members = [0, 3, 4, 8]
-    found = links(Topology("random", mixing=mixing), 10, members=members)
-    assert found.shape == (4, 4)
+    weights = links(Topology("random", mixing=mixing), 10, members=members)
+    assert weights.shape == (4, 4)
     whole = links(Topology("random"), 10) != 0
     if mixing != "metropolis":  # which makes links mutual
-        assert torch.equal(found != 0, whole[members][:, members])
-    assert torch.allclose(found.sum(0 if mixing == "push" else 1), torch.ones(4).double())
+        assert torch.equal(weights != 0, whole[members][:, members])
+    assert torch.allclose(weights.sum(0 if mixing == "push" else 1), torch.ones(4).double())
 
 
 def test_a_star_whose_centre_is_away_is_silent():
@@ -269,8 +269,8 @@ def write(tmp_path):
 def test_a_table_of_links_is_weighted_as_the_method_says(write):
     topology = write("to,from\n0,1\n1,2\n1,1\n")
     for round in (1, 7):
-        found = links(topology, 3, round)
-        assert found.tolist() == [[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]]
+        weights = links(topology, 3, round)
+        assert weights.tolist() == [[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]]
     pushed = links(topology, 3, mixing="push")
     assert pushed.tolist() == [[1, 0.5, 0], [0, 0.5, 0.5], [0, 0, 0.5]]
     mutual = links(topology, 3, mixing="metropolis")
@@ -310,8 +310,8 @@ def test_recorded_parts_come_back_apart(write):
         "round": 1,
         "links": {"mix": [[0, 0, 1.0, 0], [0, 1, 1.0, 1], [1, 1, 0.5, 0], [1, 0, 0.5, 0], [1, 1, 1.0, 1]]},
     }
-    found = links(write(json.dumps(lines), "rounds.jsonl"), 2, exchange="mix")
-    assert found.tolist() == [[[1, 0], [0, 1]], [[0.5, 0.5], [0, 1]]]
+    weights = links(write(json.dumps(lines), "rounds.jsonl"), 2, exchange="mix")
+    assert weights.tolist() == [[[1, 0], [0, 1]], [[0.5, 0.5], [0, 1]]]
 
 
 BAD_TABLES = {
@@ -367,6 +367,6 @@ def test_a_file_is_read_once_a_topology_and_anew_for_the_next(write):
 
 
 def test_no_caller_can_spoil_a_graph_for_the_next():
-    found = links(Topology("ring"), 5)
-    found.fill_(7)
+    weights = links(Topology("ring"), 5)
+    weights.fill_(7)
     assert float(np.asarray(links(Topology("ring"), 5)).max()) == pytest.approx(1 / 3)

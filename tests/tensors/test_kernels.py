@@ -35,12 +35,12 @@ def test_products_with_rows_of_every_length(width, weighted):
     dense = torch.randn(77, width, generator=generator)
     wanted = BlockSparse(starts, columns, values, 1, (501, 77)).times(dense[None])[0]
     moved = [None if part is None else part.to(THERE) for part in (starts, columns, values, dense)]
-    found = kernels.product(*moved)
-    assert found is not None
-    torch.testing.assert_close(found.cpu(), wanted, atol=1e-4, rtol=1e-4)
-    assert torch.equal(found[0].cpu(), torch.zeros(width))
+    output = kernels.product(*moved)
+    assert output is not None
+    torch.testing.assert_close(output.cpu(), wanted, atol=1e-4, rtol=1e-4)
+    assert torch.equal(output[0].cpu(), torch.zeros(width))
     odd = torch.cat([moved[3].flatten()[:1], moved[3].flatten()])[1:].view_as(dense)  # not at a multiple of 16 bytes
-    torch.testing.assert_close(kernels.product(*moved[:3], odd), found, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(kernels.product(*moved[:3], odd), output, atol=1e-4, rtol=1e-4)
 
 
 def test_long_rows_are_left_to_the_library(monkeypatch):
@@ -130,7 +130,7 @@ def test_clients_padded_for_sums_in_parts_learn_what_they_learn_on_the_cpu(name,
 
 def test_dropout_of_some_rows_is_that_of_the_cpu():
     graphs = toy_graphs()
-    found = []
+    outputs = []
     for device in (HERE, THERE):
         graph = build_fleet_graph(graphs, device)
         rows = NodeSubset(
@@ -139,8 +139,8 @@ def test_dropout_of_some_rows_is_that_of_the_cpu():
             torch.ones(3, 2, dtype=torch.bool, device=device),
         )
         values = torch.ones(3, 2, 67, device=device)
-        found.append(streams(device, 1, [0, 1, 5]).dropout(values, 0.5, rows).cpu())
-    torch.testing.assert_close(*found)
+        outputs.append(streams(device, 1, [0, 1, 5]).dropout(values, 0.5, rows).cpu())
+    torch.testing.assert_close(*outputs)
 
 
 def test_adam_is_that_of_the_cpu_for_clients_that_have_taken_different_steps():
@@ -150,14 +150,14 @@ def test_adam_is_that_of_the_cpu_for_clients_that_have_taken_different_steps():
     owners = Owners(3, {"@x": range(1, 3)})
     sides = []
     for device in (HERE, THERE):
-        mine = {path: leaf.clone().to(device) for path, leaf in weights.items()}
-        state = start(mine, None, 3)
+        moved = {path: leaf.clone().to(device) for path, leaf in weights.items()}
+        state = start(moved, None, 3)
         state.steps.copy_(torch.tensor([0.0, 4.0, 900.0]))
         for seed in range(3):
             draw = torch.Generator().manual_seed(seed)
             gradients = {path: torch.randn(leaf.shape, generator=draw).to(device) for path, leaf in weights.items()}
-            update(mine, gradients, dict(flatten(state)), Training(), owners)
-        sides.append(map_tree(torch.Tensor.cpu, {"weights": mine, "state": state}))
+            update(moved, gradients, dict(flatten(state)), Training(), owners)
+        sides.append(map_tree(torch.Tensor.cpu, {"weights": moved, "state": state}))
     for part in ("weights", "state"):
         torch.testing.assert_close(dict(sides[0][part]), dict(sides[1][part]), atol=2e-6, rtol=1e-5)
     assert (sides[0]["weights"]["a"] - weights["a"]).abs().min() > 0

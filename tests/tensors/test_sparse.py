@@ -47,12 +47,12 @@ def test_dense_undoes_compress():
 def test_product_and_its_gradient_equal_dense_ones():
     dense, other = make_dense(), torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(1))
     sparse = compress(dense)
-    mine, wanted = other.clone().requires_grad_(), other.clone().requires_grad_()
-    torch.testing.assert_close(sparse @ mine, dense @ wanted)
+    ours, wanted = other.clone().requires_grad_(), other.clone().requires_grad_()
+    torch.testing.assert_close(sparse @ ours, dense @ wanted)
     up = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(2))
-    (sparse @ mine).backward(up)
+    (sparse @ ours).backward(up)
     (dense @ wanted).backward(up)
-    torch.testing.assert_close(mine.grad, wanted.grad)
+    torch.testing.assert_close(ours.grad, wanted.grad)
     assert not torch.allclose(compress(make_dense(seed=9)) @ other, dense @ other)
 
 
@@ -64,9 +64,9 @@ def test_matrix_of_ones_needs_no_values():
 
 def test_gradient_arrives_whatever_its_layout():
     sparse, dense = compress(make_dense()), make_dense()
-    mine = torch.randn(3, 7, 4).transpose(1, 2).requires_grad_()
-    (sparse @ mine).transpose(1, 2).sum().backward()  # an expanded gradient, with strides of zero
-    torch.testing.assert_close(mine.grad, dense.transpose(1, 2) @ torch.ones(3, 5, 7))
+    dense_input = torch.randn(3, 7, 4).transpose(1, 2).requires_grad_()
+    (sparse @ dense_input).transpose(1, 2).sum().backward()  # an expanded gradient, with strides of zero
+    torch.testing.assert_close(dense_input.grad, dense.transpose(1, 2) @ torch.ones(3, 5, 7))
 
 
 def test_transpose_is_the_transpose_and_goes_back():
@@ -202,8 +202,8 @@ def test_attention_and_its_gradients_equal_a_masked_softmax(dtype, close):
     torch.testing.assert_close(mixed, reference, atol=close, rtol=close)
     mixed.backward(up)
     reference.backward(up)
-    for mine, theirs in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, atol=close, rtol=close)
+    for our, theirs in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(our.grad, theirs.grad, atol=close, rtol=close)
     assert not torch.allclose(attention(pattern, *ours, slope=0.9), reference)
 
 
@@ -268,8 +268,8 @@ def test_products_of_any_width_and_their_gradients_are_plain_ones(inputs, output
     torch.testing.assert_close(stacked_product(dense, weight), dense @ weight)
     assert torch.autograd.gradcheck(stacked_product, (dense, weight))
     for needed in (dense, weight):
-        (found,) = torch.autograd.grad(stacked_product(dense, weight).square().sum(), needed)
-        torch.testing.assert_close(found, torch.autograd.grad((dense @ weight).square().sum(), needed)[0])
+        (gradient,) = torch.autograd.grad(stacked_product(dense, weight).square().sum(), needed)
+        torch.testing.assert_close(gradient, torch.autograd.grad((dense @ weight).square().sum(), needed)[0])
 
 
 @pytest.mark.parametrize("nodes", [MANY_NODES, MANY_NODES + 37])
