@@ -72,4 +72,5 @@ def sum_of_terms(terms: Callable[[Fleet, Tree], Tree], sizes: Tree, models: Tree
     current = terms(fleet, models)
     sizes.update(map_tree(Tensor.detach, current))
     first, *others = current.values()
-    return sum(others, start=first)  # type: ignore[no-any-return]
+    total: Tensor = sum(others, start=first)
+    return total

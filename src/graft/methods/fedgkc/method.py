@@ -29,7 +29,7 @@ from graft.training.losses import divergence, log_softmax
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
-    from graft.federation.fleet import Fleet
+    from graft.federation.fleet import Fleet, Loss
     from graft.federation.server import Server
     from graft.models.architecture import Output
 
@@ -126,33 +126,17 @@ class FedGKC(Method):
     @step
     def train(self, fleet: Fleet, copilot: Weights) -> Tree:
         """Self-mutual knowledge distillation, then the knowledge of the copilot."""
-        models = {"copilot": copilot, "model": fleet.state.model}
+        models: dict[str, Weights] = {"copilot": copilot, "model": fleet.state.model}
         if self.neigh_projection:
             models["model"] = Tree(model=fleet.state.model, projection=fleet.state.projection)
         zeros = torch.zeros(len(fleet.clients), device=fleet.device)
         sizes = Tree({name: Tree(dict.fromkeys(terms, zeros)) for name, terms in TERMS.items()})
         teacher_outputs = Tree()
-        losses = {
+        losses: dict[str, Loss] = {
             "copilot": partial(sum_of_terms, self.copilot_terms, sizes.copilot),
             "model": partial(sum_of_terms, partial(self.local_terms, teacher_outputs=teacher_outputs), sizes.local),
         }
-        # Buffers of your own module stand one level deeper when the projection is trained with it.
-        own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
-        frozen = {"copilot": fleet.architecture(self.copilot).frozen, "model": frozenset(own)}
-        if self.schedule == "interleaved":
-            trained = fleet.fit_in_turn(models, losses, frozen=frozen)
-        else:
-            trained = Tree(models)
-            for name, epochs in (("copilot", self.copilot_epochs or None), ("model", None)):
-                others = {other: trained[other] for other in models if other != name}
-                loss = losses[name]
-                fitted = fleet.fit_in_turn(
-                    {name: trained[name]},
-                    {name: partial(with_others, loss, others)},
-                    epochs,
-                    frozen,
-                )
-                trained[name] = fitted[name]
+        trained = self.fit_models(fleet, models, losses)
         fleet.state.model = trained.model
         if self.neigh_projection:
             fleet.state.model, fleet.state.projection = trained.model.model, trained.model.projection
@@ -167,6 +151,20 @@ class FedGKC(Method):
             knowledge=strength + clarity,
             terms=sizes,
         )
+
+    def fit_models(self, fleet: Fleet, models: dict[str, Weights], losses: dict[str, Loss]) -> Tree:
+        """Train copilot and local model by the schedule."""
+        # Buffers of your own module stand one level deeper when the projection is trained with it.
+        own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
+        frozen = {"copilot": fleet.architecture(self.copilot).frozen, "model": frozenset(own)}
+        if self.schedule == "interleaved":
+            return fleet.fit_in_turn(models, losses, frozen=frozen)
+        trained = Tree(models)
+        for name, epochs in (("copilot", self.copilot_epochs or None), ("model", None)):
+            others = {other: trained[other] for other in models if other != name}
+            loss = {name: partial(with_others, losses[name], others)}
+            trained[name] = fleet.fit_in_turn({name: trained[name]}, loss, epochs, frozen)[name]
+        return trained
 
     def copilot_terms(self, fleet: Fleet, models: Tree) -> Tree:
         """Eq. 2: labels, and distillation from the local model."""
@@ -196,7 +194,8 @@ class FedGKC(Method):
         return terms
 
     def local(self, models: Tree) -> Weights:
-        return models.model.model if self.neigh_projection else models.model  # type: ignore[no-any-return]
+        weights: Weights = models.model.model if self.neigh_projection else models.model
+        return weights
 
     def projected(self, models: Tree, output: Output) -> Output:
         """The output of the local model, with embeddings of the copilot's width."""

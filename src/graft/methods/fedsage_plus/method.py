@@ -88,15 +88,11 @@ class FedSagePlus(FedAvg):
         super().start_client(fleet)
         fleet.state.mended = torch.zeros(len(fleet.clients), dtype=torch.bool, device=fleet.device)
         if self.hidden:
-            fleet.state.generator = fleet.initial(self.generator(fleet))
+            widths = (self.encoder_width, self.latent, self.slots, self.rank)
+            fleet.state.generator = fleet.initial(Generator(fleet.features, fleet.classes, *widths))
             # The hidden nodes, and the noise of the final neighbours, must be the same whenever they are needed.
             fleet.state.seeds = fleet.random.bits(2)
             fleet.state.draws = torch.zeros_like(fleet.random.keys)
-
-    def generator(self, fleet: Fleet) -> Generator:
-        model = layered(fleet)
-        widths = (self.encoder_width, self.latent, self.slots, self.rank)
-        return Generator(model.features, model.classes, *widths)
 
     def round(self, server: Server, clients: Clients) -> None:
         if "mended" not in server.cache:  # read once, so that later rounds need not wait for the device
@@ -209,6 +205,34 @@ class FedSagePlus(FedAvg):
         added = fleet.caches[0][neighbours_key(fleet)] = self.neighbours(fleet, 0)
         return Tree(generated=torch.tensor([len(added[0])], device=fleet.device))
 
+    def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:  # noqa: ARG002
+        return fleet.cross_entropy(fleet.forward(weights, graph=self.mended(fleet)).logits)
+
+    def own_loss(self, fleet: Fleet, lesson: Lesson, weights: Weights, generated: Generated) -> Tensor:
+        """Errors of numbers and features of the hidden neighbours, and of labels on the graph mended with them."""
+        errors = functional.smooth_l1_loss(generated.counts, lesson.missing, reduction="none")
+        return (
+            self.count_weight * mean_at_train_nodes(fleet, errors)
+            + self.feature_weight * self.feature_loss(fleet, lesson, generated)
+            + self.class_weight * self.class_loss(fleet, lesson, weights, generated)
+        )
+
+    def feature_loss(self, fleet: Fleet, lesson: Lesson, generated: Generated) -> Tensor:
+        """The squared error of each generated neighbour to the hidden neighbour it is nearest to."""
+        comparable = self.comparable(fleet, lesson, generated)
+        owners, features = generated.owners[comparable], generated.features[0, comparable]
+        targets = nearest_features(features, lesson.features, lesson.targets[owners], lesson.valid[owners])
+        return (features - targets).square().mean(1).sum() / self.most_generated(fleet)
+
+    def class_loss(self, fleet: Fleet, lesson: Lesson, weights: Weights, generated: Generated) -> Tensor:
+        """Cross-entropy of an auxiliary classifier, two graph convolutions, that sees the generated neighbours too."""
+        classifier, size = weights["classifier"], int(fleet.size[0])
+        adjacency = FleetGraph(add_neighbours(lesson.graph, [generated.owners]), None, fleet.size).normalised
+        real = project(lesson.graph.features, classifier["first"]["weight"])[:, :size]
+        inputs = torch.cat([real, generated.features @ classifier["first"]["weight"]], dim=1)
+        hidden = torch.relu(add_bias(adjacency @ inputs, classifier["first"]))
+        return fleet.cross_entropy(convolve(adjacency, hidden, classifier["second"]))
+
     def logits(self, fleet: Fleet) -> Tensor:
         return self.shared_logits(fleet, self.personal(fleet))
 
@@ -278,39 +302,6 @@ class FedSagePlus(FedAvg):
         owners, features = make_features(layered(fleet), weights["maker"], noisy, numbers, self.slots, random)
         return Generated(counts, owners, ACTIVATIONS[self.output](features))
 
-    def training(self, epochs: int, state: Literal["persistent", "reset"]) -> Training:
-        """The settings of the generator's optimiser."""
-        rate, decay = self.generator_learning_rate, self.generator_weight_decay
-        return Training(epochs, "adam", rate, decay, optimizer_state=state)
-
-    def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:  # noqa: ARG002
-        return fleet.cross_entropy(fleet.forward(weights, graph=self.mended(fleet)).logits)
-
-    def own_loss(self, fleet: Fleet, lesson: Lesson, weights: Weights, generated: Generated) -> Tensor:
-        """Errors of numbers and features of the hidden neighbours, and of labels on the graph mended with them."""
-        errors = functional.smooth_l1_loss(generated.counts, lesson.missing, reduction="none")
-        return (
-            self.count_weight * mean_at_train_nodes(fleet, errors)
-            + self.feature_weight * self.feature_loss(fleet, lesson, generated)
-            + self.class_weight * self.class_loss(fleet, lesson, weights, generated)
-        )
-
-    def feature_loss(self, fleet: Fleet, lesson: Lesson, generated: Generated) -> Tensor:
-        """The squared error of each generated neighbour to the hidden neighbour it is nearest to."""
-        comparable = self.comparable(fleet, lesson, generated)
-        owners, features = generated.owners[comparable], generated.features[0, comparable]
-        targets = nearest_features(features, lesson.features, lesson.targets[owners], lesson.valid[owners])
-        return (features - targets).square().mean(1).sum() / self.most_generated(fleet)
-
-    def class_loss(self, fleet: Fleet, lesson: Lesson, weights: Weights, generated: Generated) -> Tensor:
-        """Cross-entropy of an auxiliary classifier, two graph convolutions, that sees the generated neighbours too."""
-        classifier, size = weights["classifier"], int(fleet.size[0])
-        adjacency = FleetGraph(add_neighbours(lesson.graph, [generated.owners]), None, fleet.size).normalised
-        real = project(lesson.graph.features, classifier["first"]["weight"])[:, :size]
-        inputs = torch.cat([real, generated.features @ classifier["first"]["weight"]], dim=1)
-        hidden = torch.relu(add_bias(adjacency @ inputs, classifier["first"]))
-        return fleet.cross_entropy(convolve(adjacency, hidden, classifier["second"]))
-
     def comparable(self, fleet: Fleet, lesson: Lesson, generated: Generated) -> Tensor:
         """Which generated neighbours have a target: those of training nodes with hidden neighbours."""
         nodes = fleet.labels.masks[0, 0] & (lesson.missing[0] > 0)
@@ -319,6 +310,11 @@ class FedSagePlus(FedAvg):
     def most_generated(self, fleet: Fleet) -> Tensor:
         """How many could be generated for the training nodes: what sums are divided by, as in the original."""
         return self.slots * fleet.labels.masks[:, 0].sum(1).clamp(min=1)
+
+    def training(self, epochs: int, state: Literal["persistent", "reset"]) -> Training:
+        """The settings of the generator's optimiser."""
+        rate, decay = self.generator_learning_rate, self.generator_weight_decay
+        return Training(epochs, "adam", rate, decay, optimizer_state=state)
 
 
 def layered(fleet: Fleet) -> LayeredModel:

@@ -43,6 +43,7 @@ class Distillation(Plug):
     The defaults are what worked best on validation nodes, see docs/results/fedtad.md; `fedtad_paper` has the paper's.
     """
 
+    capturable: ClassVar[bool] = True
     reveals: ClassVar = {
         "tell_reliability/reliability": Reveals("similarity of training nodes to their neighbours, summed by class"),
         "tell_reliability/norm": Reveals("mean norm of the features of the client's nodes", ("features",)),
@@ -232,8 +233,8 @@ class Distillation(Plug):
             current = self.generator_terms(parts.generator, lesson, students, noise)
             terms.update(map_tree(Tensor.detach, current))
             disagreement = -current.divergence if self.adversarial else 0.0
-            total = disagreement + self.semantic_weight * current.semantics + self.diversity_weight * current.diversity
-            return total.reshape(1)  # type: ignore[no-any-return]
+            total: Tensor = disagreement + self.semantic_weight * current.semantics
+            return (total + self.diversity_weight * current.diversity).reshape(1)
 
         part = Part(state.generator, loss, state.generator_optimizer)
         training = Training(self.generator_steps, "adam", self.pseudo_learning_rate, self.distil_decay)
