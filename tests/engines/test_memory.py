@@ -60,8 +60,22 @@ def test_other_amounts_are_refused_with_an_example(text):
         parse_memory(text)
 
 
-def test_some_memory_is_free_here():
-    assert 10**6 < free_memory(torch.device("cpu")) < 10**15
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"meminfo": "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n"}, 5000 * 1024),
+        ({"meminfo": "MemAvailable: 5000 kB", "memory.max": "max\n", "memory.current": "700\n"}, 5000 * 1024),
+        ({"meminfo": "MemAvailable: 5000 kB", "memory.max": "3000\n", "memory.current": "700\n"}, 2300),
+        ({"meminfo": "MemAvailable: 5000 kB", "memory.max": "500\n", "memory.current": "700\n"}, 0),
+        ({}, 4 * 10**9),
+    ],
+    ids=["a machine", "a container without a limit", "a container", "a full container", "one that does not say"],
+)
+def test_free_memory_is_what_the_system_or_the_container_leaves(files, free, monkeypatch, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("graft.engines.memory.Path", lambda path: tmp_path / Path(path).name)
+    assert free_memory(torch.device("cpu")) == free
 
 
 # Estimates.
