@@ -233,8 +233,9 @@ class Distillation(Plug):
             current = self.generator_terms(parts.generator, lesson, students, noise)
             terms.update(map_tree(Tensor.detach, current))
             disagreement = -current.divergence if self.adversarial else 0.0
-            total: Tensor = disagreement + self.semantic_weight * current.semantics
-            return (total + self.diversity_weight * current.diversity).reshape(1)
+            semantics, diversity = self.semantic_weight * current.semantics, self.diversity_weight * current.diversity
+            total: Tensor = disagreement + semantics + diversity
+            return total.reshape(1)
 
         part = Part(state.generator, loss, state.generator_optimizer)
         training = Training(self.generator_steps, "adam", self.pseudo_learning_rate, self.distil_decay)
