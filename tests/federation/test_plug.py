@@ -227,15 +227,14 @@ def test_a_method_of_your_own_takes_a_plug():
 
 def test_the_plug_is_on_record_and_a_run_goes_on_with_it(tmp_path):
     settings = {"mu": 0.5, "pseudo_nodes": 12}
-    common = {**SMALL, "settings": settings, "method": "fedprox", "plug": "fedtad"}
-    whole = graft.run(**{**common, "rounds": 4})
-    graft.run(**{**common, "rounds": 2}, out=tmp_path / "run")
-    file = tmp_path / "run" / "experiment.toml"
-    kept = file.read_text()
+    common = {**SMALL, "settings": settings, "method": "fedprox", "plug": "fedtad", "rounds": 4, "checkpoint_every": 1}
+    whole = graft.run(**common)
+    with pytest.raises(ZeroDivisionError):
+        graft.run(**common, out=tmp_path / "run", progress=lambda record: 1 / (3 - record["round"]))
+    kept = (tmp_path / "run" / "experiment.toml").read_text()
     assert 'method = "fedprox"\nplug = "fedtad"\n' in kept
     assert "mu = 0.5" in kept
     assert "pseudo_nodes = 12" in kept
-    file.write_text(kept.replace("rounds = 2", "rounds = 4"))
     resumed = graft.resume(tmp_path / "run")
     assert same(resumed.server, whole.server)
     assert resumed.summary["method"] == "fedprox+fedtad"

@@ -74,8 +74,9 @@ class StepCapture:
         here = torch.cuda.current_stream()
         if here != self.stream:
             self.stream.wait_stream(here)
-            # What is freed here may have been made there: its memory must not be reused before it was read.
-            for _, leaf in (*flatten(fleet.state), *flatten(message.own or {})):
+            # What is made here is read there: its memory must not be reused before that.
+            leaves = [leaf for tree in (fleet.state, message.own or {}) for _, leaf in flatten(tree)]
+            for leaf in (fleet.random.keys, *leaves):
                 if leaf.is_cuda:
                     leaf.record_stream(self.stream)
         with torch.cuda.stream(self.stream):

@@ -17,7 +17,7 @@ from graft.federation.method import LinkRecord
 from graft.federation.server import Server
 from graft.federation.setup import Setup
 from graft.tensors.randomness import seed_for
-from graft.tensors.trees import Tree, map_tree
+from graft.tensors.trees import Tree, flatten, map_tree
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RoundOutcome(NamedTuple):
     @property
     def details(self) -> dict[str, Any]:
         """Returns what the method recorded, tensors read."""
-        return self.facts.details | dict(self.tensors.get("details", {}))
+        return self.facts.details | dict(flatten(self.tensors.get("details", Tree())))
 
 
 class SessionState(NamedTuple):
