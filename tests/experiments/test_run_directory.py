@@ -190,6 +190,7 @@ def test_restored_state_must_have_the_names_shapes_and_dtypes_of_a_fresh_one():
     moments = Tree(first=model(0.1), second=model(0.2), steps=torch.tensor(6.0))
     good = Tree(model=model(3.0), trained=torch.tensor(True), seen=4, optimizer=Tree(model=moments))
     check_state(good, fresh, "client 0")
+    check_state(good | {"optimizer": Tree(model=Tree(steps=torch.tensor(0.0)))}, fresh, "client 0")
     wide = Tree(conv=Tree(weight=torch.zeros(3, 9), bias=torch.zeros(2)))
     cases = {
         "'seen' of client 0 is missing": Tree(model=model(), trained=torch.tensor(True)),
@@ -202,6 +203,7 @@ def test_restored_state_must_have_the_names_shapes_and_dtypes_of_a_fresh_one():
         | {"optimizer": Tree(model=moments | {"first": wide, "second": wide})},
         "'optimizer/model/steps' of client 0": good | {"optimizer": Tree(model=moments | {"steps": torch.zeros(2)})},
         "the optimiser 'model' of client 0 is not whole": good | {"optimizer": Tree(model=Tree(first=model()))},
+        "optimiser 'model' of client 0 is not": good | {"optimizer": Tree(model=moments | {"second": Tree()})},
         "is not part of an optimiser": good | {"optimizer": Tree(model=moments | {"third": model()})},
         "'optimizer' of client 0 is not part of the state": good | {"optimizer": torch.zeros(1)},
     }
@@ -225,14 +227,16 @@ def a_round(number, **changes):
 
 @pytest.fixture
 def log(tmp_path):
-    made = RoundLog(tmp_path / "rounds.jsonl")
+    (tmp_path / "experiment.toml").write_text("rounds = 3\n")
+    made = RoundLog(tmp_path / "rounds.jsonl", tmp_path / "experiment.toml")
+    made.begin()
     for number in (1, 2, 3):
         made.append(a_round(number, links={"mix": [(0, 1, 0.5)]}, details={"norm": float("nan")}))
     return made
 
 
 def test_rounds_come_back_as_they_were_written(log):
-    again = RoundLog(log.path)
+    again = RoundLog(log.path, log.experiment)
     assert [record["round"] for record in again.read()] == [1, 2, 3]
     assert again.read()[0]["links"] == {"mix": [[0, 1, 0.5]]}
     assert again.checksum == log.checksum
@@ -258,10 +262,18 @@ def test_a_line_that_a_crash_cut_off_is_dropped_and_any_other_damage_refused(log
             log.read()
 
 
+def test_rounds_belong_to_their_experiment(log):
+    log.experiment.write_text("rounds = 3  # in other words\n")
+    assert len(log.read()) == 3
+    log.experiment.write_text("rounds = 4\n")
+    with pytest.raises(InputError, match="damaged in line 1: its checksum"):
+        log.read()
+
+
 def test_rounds_are_checked_even_with_right_checksums(log):
     for changes, words in (({"round": 5}, "it is round 5"), ({"loss": "low"}, "loss"), ({"participants": 3}, "part")):
         log.path.unlink()
-        log.checksum = ""
+        log.begin()
         log.append(a_round(1) | changes)
         with pytest.raises(InputError, match=words):
             log.read()
@@ -273,7 +285,7 @@ def test_only_the_rounds_that_a_checkpoint_covers_are_restored(log):
     assert [record["round"] for record in log.restore(2, after_two)] == [1, 2]
     assert len(log.path.read_text().splitlines()) == 2
     log.append(a_round(3))
-    assert [record["round"] for record in RoundLog(log.path).read()] == [1, 2, 3]
+    assert [record["round"] for record in RoundLog(log.path, log.experiment).read()] == [1, 2, 3]
     with pytest.raises(InputError, match="does not belong to the checkpoint"):
         log.restore(2, "f" * 32)
     with pytest.raises(InputError, match="holds 3 of the 4 rounds"):

@@ -1,13 +1,14 @@
 """What a run writes for people and programs: a line a round in rounds.jsonl, and result.json at the end.
 
-Every line has a checksum of itself and of the lines before it, and result.json one of itself and of all lines: so a
-record that was changed, cut or put together from two runs is refused.
+Every line has a checksum of itself, of the lines before it and of the experiment, and result.json one of itself and of
+all lines: so a record that was changed, cut or put together from two runs is refused.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,18 @@ from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from graft.errors import InputError, RunError
-from graft.files import explained, parse_json, printable, read_text, seal, sync_file, unseal, write_text
+from graft.files import (
+    canonical,
+    checksum,
+    explained,
+    parse_json,
+    printable,
+    read_text,
+    seal,
+    sync_file,
+    unseal,
+    write_text,
+)
 
 Count = Annotated[int, Ge(0)]
 Score = float | None
@@ -115,9 +127,13 @@ def check_record(kind: type[Record], content: Mapping[str, Any]) -> None:
 class RoundLog:
     """The file rounds.jsonl: a line is added after each round, and lines that a crash made obsolete are dropped."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.checksum = ""  # of all lines so far
+    def __init__(self, path: Path, experiment: Path) -> None:
+        self.path, self.experiment = path, experiment
+        self.checksum = ""  # of the experiment and all lines so far
+
+    def begin(self) -> None:
+        """Starts with no lines, for the experiment that is on record by now."""
+        self.checksum = experiment_checksum(self.experiment)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Adds a line; it is on the disk for certain after `sync`."""
@@ -160,7 +176,7 @@ class RoundLog:
 
     def _checked(self, lines: list[str]) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
-        self.checksum = ""
+        self.begin()
         for number, line in enumerate(lines, 1):
             try:
                 sealed = parse_json(line)
@@ -173,6 +189,15 @@ class RoundLog:
             self.checksum = sealed["checksum"]
             records.append(record)
         return records
+
+
+def experiment_checksum(path: Path) -> str:
+    """Returns a checksum of the values in an experiment file, however they are written."""
+    with explained(f"{path} cannot be read", InputError):
+        try:
+            return checksum(canonical(tomllib.loads(read_text(path))))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"{path} is not a readable experiment file: {printable(error)}.") from None
 
 
 def as_stored(record: Mapping[str, Any]) -> dict[str, Any]:

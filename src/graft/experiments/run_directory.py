@@ -27,7 +27,7 @@ class RunDirectory:
         self.result = path / "result.json"
         self.report = path / "report.html"
         self.checkpoint = path / "checkpoint"
-        self.log = RoundLog(path / "rounds.jsonl")
+        self.log = RoundLog(path / "rounds.jsonl", self.experiment)
 
     def lock(self) -> Lock:
         """Takes the directory for one process, to write into a run that is there."""
@@ -56,7 +56,7 @@ class RunDirectory:
                 if folder.exists():
                     shutil.rmtree(folder)
             write_text(self.experiment, experiment)
-        self.log = RoundLog(self.log.path)
+        self.log.begin()
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         self.log.append(record)

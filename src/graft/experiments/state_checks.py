@@ -90,13 +90,15 @@ def _weights_at(path: str, weights: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def _check_whole_optimizers(added: Mapping[str, Any], who: str) -> None:
-    """Refuses an optimiser of which the first and second moments or the count of steps are not all there."""
+    """Refuses an optimiser with some of the first moments, the second moments and the count of steps, but not all.
+
+    The count alone is fine: in a fleet of several architectures, others than the client's have trained.
+    """
     kinds: dict[str, dict[str, set[str]]] = {}
     for path in added:
         _, name, kind, *weight_path = path.split("/")
         kinds.setdefault(name, {}).setdefault(kind, set()).add("/".join(weight_path))
     for name, parts in kinds.items():
-        adam = {"first", "second", "steps"} & parts.keys()
-        whole = adam == {"first", "second", "steps"} and parts["first"] == parts["second"]
-        if adam and not whole:
+        moments = parts.get("first", set()), parts.get("second", set())
+        if moments[0] != moments[1] or (moments[0] and "steps" not in parts):
             raise ValueError(f"the optimiser '{name}' of {who} is not whole")
