@@ -46,7 +46,8 @@ class CountingLoopback(Loopback):
         super().__init__(setup)
         self._traffic = Traffic()
         self._between_peers = False
-        self._pipes = {client: CountedPipe(pipe, client, self) for client, pipe in self._pipes.items()}  # type: ignore[misc]
+        counted: Any = {client: CountedPipe(pipe, client, self) for client, pipe in self._pipes.items()}
+        self._pipes = counted
 
     def sent(self, client: int, data: bytes) -> None:
         head, message = unpack(data)
