@@ -1,9 +1,10 @@
 """Peers so small that they can be worked out by hand: each has a row of numbers, a place to begin and a parabola."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import torch
 
+from graft.federation.fleet import Fleet
 from graft.models.architecture import Model, Output
 from graft.tensors.trees import Tree
 from tests.toy import toy_setup
@@ -30,10 +31,15 @@ def line(method, starts, minima=None, curvature=0.0, **settings):
     starts = torch.tensor(starts, dtype=torch.float32)
     minima = torch.zeros_like(starts) if minima is None else torch.tensor(minima, dtype=torch.float32)
 
+    class Apart(Fleet):
+        """A view whose clients begin at points of their own."""
+
+        def initial(self, model=None):  # noqa: ARG002
+            return Tree(x=starts[self.clients])
+
     class OnALine(type(method)):
         def start_client(self, fleet):
-            fleet.initial = lambda: Tree(x=starts[fleet.clients])
-            super().start_client(fleet)
+            super().start_client(Apart(**{field.name: getattr(fleet, field.name) for field in fields(Fleet)}))
 
         def loss(self, fleet, weights):
             rows = curvature / 2 * (weights["x"] - minima[fleet.clients]).square()

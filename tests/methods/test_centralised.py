@@ -2,7 +2,7 @@
 
 import pytest
 
-from graft.federation.exchange import Request
+from graft.federation.clients import Request
 from graft.methods.centralised import Centralised
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local

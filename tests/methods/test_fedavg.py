@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graft.engines.in_process import InProcess
-from graft.federation.fleet import initial
+from graft.federation.fleet import initial_weights
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.tensors.trees import count_bytes, flatten, map_tree
@@ -73,7 +73,7 @@ def test_every_client_starts_its_round_from_the_servers_model():
         for _, leaf in flatten(fleet.state.model):
             leaf.fill_(100.0)  # what clients held before does not matter
     played = play(setup, rounds=1, engine=engine)
-    start = initial(setup.models[0], 0)
+    start = initial_weights(setup.models[0], 0)
     assert all(gap(played.client(client).model, start) < 1e-6 for client in range(3))
 
 
@@ -93,7 +93,7 @@ def test_server_and_clients_share_no_memory():
 
 def test_bytes_are_one_model_down_and_one_model_and_a_vote_up():
     setup = toy_setup(FedAvg())
-    model = count_bytes(initial(setup.models[0], 0))
+    model = count_bytes(initial_weights(setup.models[0], 0))
     assert model == 4 * (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3)
     played = play(setup, rounds=2)
     assert (played.traffic.down, played.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 8))

@@ -7,7 +7,6 @@ from torch import nn
 import graft
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.experiments.run import participants
 from graft.methods.fedavg import FedAvg
 from graft.methods.feddc import FedDC
 from graft.methods.fedprox import FedProx
@@ -111,7 +110,7 @@ def test_server_knows_the_mean_of_all_drifts_and_controls(participation):
 def test_new_model_is_the_mean_of_participants_and_the_mean_drift_of_all():
     setup = toy_setup(FedDC(), participation=0.67)
     played = play(setup, rounds=1)
-    asked = participants([0, 1, 2], 0.67, 0, 1)
+    asked = played.session.participants(1)
     assert len(asked) == 2
     mean = weighted_mean(stack([played.client(client).model for client in asked]), torch.ones(2))
     drift = weighted_mean(kept(played, "drift"), torch.ones(3))
@@ -162,7 +161,7 @@ def test_messages_are_twice_those_of_fedavg_or_once_without_correction():
 
 def test_length_of_every_drift_is_recorded():
     played = play(number_setup(Drifting(alpha=0.0, correction="off"), epochs=3), rounds=1)
-    assert played.server.take_records()["drift_norm"] == pytest.approx([0.0, 2.628], abs=1e-6)
+    assert played.records["drift_norm"].tolist() == pytest.approx([0.0, 2.628], abs=1e-6)
 
 
 class Normed(nn.Module):

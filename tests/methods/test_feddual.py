@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graft.errors import InputError
-from graft.federation.peers import play_round
+from graft.federation.clients import Clients
 from graft.federation.topologies import Topology
 from graft.methods.fedavg import FedAvg
 from graft.methods.feddual import FedDual
@@ -85,7 +85,7 @@ def test_levels_of_a_tournament_are_one_draw():
 def test_record_has_the_links_of_every_level():
     setup = line(FedDual(hierarchical=True), [0.0, 1.0, 2.0, 3.0])
     played = play(setup, rounds=0)
-    links = play_round(setup.method, played.server, played.engine, [0, 1, 2, 3], played.traffic)
+    links = setup.method.conduct(played.server, Clients(played.engine, 2, [0, 1, 2, 3]))
     assert list(links) == ["merge", "merge 2"]
 
 

@@ -10,9 +10,9 @@ import graft
 from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
+from graft.experiments.build import build_federation, build_setup
 from graft.experiments.experiment import make_experiment
-from graft.experiments.run import build_federation, build_setup, participants
-from graft.federation.exchange import Request
+from graft.federation.clients import Request
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgta import FedGTA, mix, shares
 from graft.methods.local import Local
@@ -185,9 +185,9 @@ def test_every_client_trains_from_its_own_row_of_the_servers_models():
 
 def test_clients_that_were_not_asked_keep_the_model_made_for_them():
     setup = toy_setup(FedGTA(threshold=-1.1), clients=4, participation=0.5)
-    asked = participants([0, 1, 2, 3], 0.5, 0, 1)
-    assert asked != [0, 1]  # or places and numbers could not be told apart
     played = play(setup, rounds=1)
+    asked = played.session.participants(1)
+    assert asked != [0, 1]  # or positions and numbers could not be told apart
     start = play(setup, rounds=0).server.state.models
     for client in range(4):
         moved = gap(select_clients(played.server.state.models, client), select_clients(start, client))
@@ -197,7 +197,7 @@ def test_clients_that_were_not_asked_keep_the_model_made_for_them():
 def test_models_go_to_the_clients_they_were_made_for():
     setup = toy_setup(FedGTA(threshold=1.0), clients=4, participation=0.5)
     played = play(setup, rounds=1)
-    for client in participants([0, 1, 2, 3], 0.5, 0, 1):
+    for client in played.session.participants(1):
         assert same(select_clients(played.server.state.models, client), played.client(client).model)
 
 
@@ -206,12 +206,12 @@ def test_federation_without_edges_counts_all_partners_alike():
     played = play(toy_setup(FedGTA(threshold=-1.1), graphs=graphs), rounds=1)
     mean = weighted_mean(stack([played.client(client).model for client in (0, 1)]), torch.ones(2))
     assert all(gap(select_clients(played.server.state.models, client), mean) < 1e-6 for client in (0, 1))
-    assert played.server.take_records()["confidence"] == [0.0, 0.0]
+    assert played.records["confidence"].tolist() == [0.0, 0.0]
 
 
 def test_partners_and_confidence_are_recorded():
-    records = play(toy_setup(FedGTA(threshold=-1.1)), rounds=1).server.take_records()
-    assert records["partners"] == [3, 3, 3]
+    records = play(toy_setup(FedGTA(threshold=-1.1)), rounds=1).records
+    assert records["partners"].tolist() == [3, 3, 3]
     assert all(value > 0 for value in records["confidence"])
 
 

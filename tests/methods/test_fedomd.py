@@ -85,7 +85,7 @@ def test_global_moments_are_those_of_all_hidden_features_together(models, dropou
     start = random_weights(fleet.model, seed=2)  # biases that are not 0, so that spare nodes say something
     sent = map_tree(lambda leaf: leaf[0], start)
     play(setup, rounds=1, engine=engine, state=map_tree(torch.clone, {"model": sent}))
-    fleet.random = Stream(fleet.state.seeds)
+    fleet = fleet.with_random(Stream(fleet.state.seeds))
     hidden, _ = hidden_of(fleet, broadcast_tree(sent, 3, fleet.device))
     assert len(hidden) == {"ortho_gcn": 3, "ortho_gcn5": 6, "gcn": 1}[models]
     assert not fleet.graph.real.all()

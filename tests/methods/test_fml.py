@@ -8,7 +8,7 @@ from torch.nn import functional
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.experiments.experiment import make_method
-from graft.federation.fleet import initial
+from graft.federation.fleet import initial_weights
 from graft.methods.fedavg import FedAvg
 from graft.methods.fml import FML
 from graft.methods.local import Local
@@ -160,7 +160,7 @@ def test_votes_are_equal_unless_told_otherwise():
 
 def test_bytes_are_a_meme_each_way_and_a_vote_where_votes_differ():
     setup = toy_setup(FML(), models="sage")
-    meme = count_bytes(initial(setup.architecture("gcn"), 0))
+    meme = count_bytes(initial_weights(setup.architecture("gcn"), 0))
     assert meme == 4 * (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3)
     uniform, weighted = (play(toy_setup(FML(weighting=one), models="sage")) for one in ("uniform", "by_weight"))
     assert (uniform.traffic.down, uniform.traffic.up) == (2 * 3 * meme, 2 * 3 * meme)

@@ -75,8 +75,7 @@ def test_links_are_drawn_anew_for_every_peer_round_and_segment():
     setup.method.start_client(fleet)
 
     def links(round):
-        fleet = fleet.for_call(round, "pull")
-        return setup.method.pull(fleet)["links"]
+        return setup.method.pull(fleet.for_call(round, "pull"))["links"]
 
     first = links(1)
     assert first.shape == (6, 10, 6)

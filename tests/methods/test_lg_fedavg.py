@@ -9,8 +9,8 @@ from torch import nn
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.federation.exchange import Request
-from graft.federation.fleet import initial
+from graft.federation.clients import Request
+from graft.federation.fleet import initial_weights
 from graft.methods.fedavg import FedAvg
 from graft.methods.lg_fedavg import LGFedAvg
 from graft.methods.local import Local
@@ -120,19 +120,19 @@ def test_encoders_that_do_not_train_stay_and_all_clients_take_the_same_head():
     engine.restore(first.engine.state())
     second = play(still, rounds=1, engine=engine, first=2, state=first.server.state)
     for client in range(3):
-        model, start = second.client(client).model, initial(setup.models[client], 0)
+        model, start = second.client(client).model, initial_weights(setup.models[client], 0)
         assert same(model.head, averaged)
         assert all(same(model[part], start[part]) for part in start if part != "head")
     free = play(toy_setup(LGFedAvg(), models="gcn,sage"), rounds=1).client(0).model
-    assert not same(free.layer0, initial(setup.models[0], 0).layer0)
+    assert not same(free.layer0, initial_weights(setup.models[0], 0).layer0)
 
 
 def test_all_heads_start_from_the_servers():
     setup = toy_setup(LGFedAvg(), models="gcn,sage", epochs=1, optimizer="sgd", learning_rate=1e-12)
     played = play(setup, rounds=1)
-    start = initial(setup.models[0], 0).head
+    start = initial_weights(setup.models[0], 0).head
     assert all(gap(played.client(client).model.head, start) < 1e-6 for client in range(3))
-    assert gap(initial(setup.models[1], 0).head, start) > 1e-3  # which is not where the other model would start
+    assert gap(initial_weights(setup.models[1], 0).head, start) > 1e-3  # which is not where the other model would start
 
 
 def test_a_head_is_no_global_model():
@@ -179,5 +179,5 @@ def test_heads_that_cannot_be_averaged_are_refused(models, head, reason):
 
 
 def test_sharing_everything_needs_one_architecture():
-    with pytest.raises(InputError, match="share = all needs one architecture for all clients, not gcn, sage"):
+    with pytest.raises(InputError, match="needs one architecture for all clients, not gcn, sage"):
         play(toy_setup(LGFedAvg(share="all"), models="gcn,sage"), rounds=1)

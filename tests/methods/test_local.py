@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from graft.engines.in_process import InProcess
-from graft.federation.exchange import Request
-from graft.federation.fleet import initial
+from graft.federation.clients import Request
+from graft.federation.fleet import initial_weights
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from tests.toy import gap, play, same, toy_graph, toy_graphs, toy_setup
@@ -42,7 +42,7 @@ def test_no_client_depends_on_the_others():
 def test_clients_start_together_and_part():
     setup = toy_setup(Local())
     engine = InProcess(setup)
-    start = initial(setup.models[0], 0)
+    start = initial_weights(setup.models[0], 0)
     assert all(same(engine.state()[client].model, start) for client in range(3))
     played = play(setup, rounds=1, engine=engine)
     assert gap(played.client(0).model, played.client(1).model) > 1e-3
@@ -60,7 +60,7 @@ def test_client_without_training_nodes_keeps_its_start():
     graphs[1] = replace(graphs[1], train=graphs[1].train & False)
     setup = toy_setup(Local(), graphs=graphs, weight_decay=0.0)
     played = play(setup)
-    start = initial(setup.models[0], 0)
+    start = initial_weights(setup.models[0], 0)
     assert same(played.client(1).model, start)
     assert gap(played.client(0).model, start) > 1e-3
     scores = played.engine.ask(Request("score", 1, [0, 1, 2]))

@@ -87,7 +87,7 @@ def test_second_phase_mixes_with_good_peers_only():
     first, later = play(setup, rounds=4), play(setup, rounds=9)
     assert same({"x": counted(first, "taken")}, {"x": counted(later, "taken")})
     fleet = later.engine.fleets[0]
-    fleet.begin(7, "choose")
+    fleet = fleet.for_call(7, "choose")
     links = setup.method.choose(fleet)["links"]
     good = setup.method.good(fleet)
     assert good.any(1).all()
@@ -104,7 +104,7 @@ def test_peer_that_found_nobody_draws_from_all():
     setup.method.start_client(fleet)
     seen = torch.zeros(6, 6)
     for round in range(1, 30):
-        fleet.begin(round, "choose")
+        fleet = fleet.for_call(round, "choose")
         links = setup.method.choose(fleet)["links"]
         assert ((links > 0).sum(1) == 3).all()
         seen += links

@@ -7,7 +7,6 @@ from torch import nn
 import graft
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.experiments.run import participants
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.methods.scaffold import SCAFFOLD
@@ -124,7 +123,7 @@ def test_models_are_averaged_as_controls_are(average):
 def test_clients_that_never_took_part_have_no_control_and_still_count():
     setup = toy_setup(SCAFFOLD(), participation=0.34)  # one client a round
     played = play(setup, rounds=1)
-    (asked,) = participants([0, 1, 2], 0.34, 0, 1)
+    (asked,) = played.session.participants(1)
     silent = [client for client in range(3) if client != asked]
     assert not any(leaf.any() for client in silent for _, leaf in flatten(played.client(client).control))
     third = map_tree(lambda leaf: leaf / 3, played.client(asked).control)
@@ -148,7 +147,7 @@ def test_gradient_is_taken_without_dropout(option, noisy):
     for round in (1, 2):  # other draws, but the same start
         fleet = setup.fleet([0, 1, 2])
         setup.method.start_client(fleet)
-        fleet.begin(round, "train")
+        fleet = fleet.for_call(round, "train")
         received = Tree(model=fleet.initial(), control=map_tree(torch.zeros_like, fleet.initial()))
         setup.method.train(fleet, received)
         found.append(fleet.state.control)
