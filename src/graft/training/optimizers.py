@@ -48,7 +48,7 @@ def start_adam(trained: Flat, saved: Tree | None = None, clients: int | None = N
     saved = saved or Tree()
     any_leaf = next(iter(trained.values()))
     shape = (clients or len(any_leaf),)
-    steps: Tensor = saved.get("steps", any_leaf.new_zeros(shape))
+    steps: Tensor = saved.steps if "steps" in saved else any_leaf.new_zeros(shape)
     check_shape("steps", steps, shape)
     return Tree(
         first=saved_or_zeros(trained, saved.get("first")),
