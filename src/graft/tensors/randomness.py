@@ -219,8 +219,8 @@ class SeedBuffer:
     """
 
     def __init__(self, device: torch.device, capacity: int = 256) -> None:
-        self.seeds = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self.round = torch.zeros((), dtype=torch.int64, device=device)
+        self._buffer = torch.zeros(capacity + 1, dtype=torch.int64, device=device)
+        self.round, self.seeds = self._buffer[0], self._buffer[1:]
         self._host = torch.zeros(capacity + 1, dtype=torch.int64, pin_memory=True)
         self._copied = torch.cuda.Event()
         self._purposes: list[tuple[int | str, ...]] = []
@@ -232,13 +232,11 @@ class SeedBuffer:
 
     def write(self, round: int) -> None:
         """Sets all seeds, and the number of the round, for the next replay."""
-        count = len(self._purposes)
+        count = 1 + len(self._purposes)
         self._copied.synchronize()  # the copy of the round before reads the same host memory
-        values = self._host.numpy()
-        values[:count] = [seed_for(run, round, *purpose) for run, *purpose in self._purposes]
-        values[count] = round
-        self.seeds[:count].copy_(self._host[:count], non_blocking=True)
-        self.round.copy_(self._host[count], non_blocking=True)
+        seeds = [seed_for(run, round, *purpose) for run, *purpose in self._purposes]
+        self._host.numpy()[:count] = [round, *seeds]
+        self._buffer[:count].copy_(self._host[:count], non_blocking=True)
         self._copied.record()
 
 
