@@ -239,7 +239,9 @@ class Run:
             outcome = self.session.round(number, evaluate=evaluate)
         except RunError as error:
             raise RunError(f"{error}{self.recorder.last_good() if self.recorder else ''}") from error
-        return self.scores.add(number, outcome, time.perf_counter() - start)
+        record = self.scores.add(number, outcome)
+        record["seconds"] = time.perf_counter() - start
+        return record
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Puts everything back as it was after the checkpoint's round."""

@@ -34,8 +34,8 @@ class Scores:
     stale: int = 0  # evaluations since the best one
     records: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, number: int, outcome: RoundOutcome, seconds: float) -> dict[str, Any]:
-        """Returns the record of a round, which counts from here on."""
+    def add(self, number: int, outcome: RoundOutcome) -> dict[str, Any]:
+        """Returns the record of a round, all but its seconds; it counts from here on."""
         facts = outcome.facts
         self.traffic.add(facts.traffic)
         record: dict[str, Any] = {
@@ -50,7 +50,6 @@ class Scores:
         }
         if outcome.tensors.get("correct"):
             record |= self._accuracies(outcome.tensors.correct, number)
-        record["seconds"] = seconds
         self.records.append(record)
         return record
 
