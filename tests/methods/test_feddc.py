@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import graft
 from graft.engines.in_process import InProcess
@@ -12,8 +11,9 @@ from graft.methods.feddc import FedDC
 from graft.methods.fedprox import FedProx
 from graft.methods.scaffold import SCAFFOLD
 from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack, weighted_mean
+from tests.methods.normed import Normed
 from tests.methods.quadratic import Parabolas, number_setup
-from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
+from tests.toy import gap, play, same, toy_graph, toy_setup
 
 
 class Drifting(FedDC, Parabolas):
@@ -162,15 +162,6 @@ def test_messages_are_twice_those_of_fedavg_or_once_without_correction():
 def test_length_of_every_drift_is_recorded():
     played = play(number_setup(Drifting(alpha=0.0, correction="off"), epochs=3), rounds=1)
     assert played.records["drift_norm"].tolist() == pytest.approx([0.0, 2.628], abs=1e-6)
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
-
-    def forward(self, x, edge_index):  # noqa: ARG002
-        return self.head(self.norm(x))
 
 
 def test_buffers_do_not_drift():

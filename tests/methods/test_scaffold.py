@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import graft
 from graft.engines.in_process import InProcess
@@ -11,8 +10,9 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.methods.scaffold import SCAFFOLD
 from graft.tensors.trees import Tree, broadcast_tree, count_bytes, flatten, map_tree, stack, weighted_mean
+from tests.methods.normed import Normed
 from tests.methods.quadratic import Parabolas, number_setup
-from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
+from tests.toy import gap, play, same, toy_graph, toy_setup
 
 
 class Controlled(SCAFFOLD, Parabolas):
@@ -183,15 +183,6 @@ def test_messages_are_twice_those_of_fedavg():
     model = count_bytes(wanted.server.state.model)
     assert ours.traffic.down == 2 * wanted.traffic.down
     assert ours.traffic.up == wanted.traffic.up + 2 * 3 * model
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
-
-    def forward(self, x, edge_index):  # noqa: ARG002
-        return self.head(self.norm(x))
 
 
 @pytest.mark.parametrize("option", ["gradient", "steps"])

@@ -1,7 +1,5 @@
 """FedLIT: cases worked out by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -352,15 +350,3 @@ def test_global_model_is_scored_with_its_own_centroids():
     fleet = played.engine.fleets[0]
     ours, other = (fleet.predict(broadcast_tree(model, 3, CPU)).logits for model in (shared, lost))
     assert not torch.allclose(ours, other)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_rounds_are_replayed_on_a_gpu():
-    setup = replace(toy_setup(FedLIT(types=3), dropout=0.5), device=torch.device("cuda"))
-    replayed = play(setup, rounds=5)
-    assert replayed.engine.rounds.captured
-    plain = play(replace(setup, capture=False), rounds=5)
-    assert all(gap(replayed.client(client), plain.client(client)) < 1e-5 for client in range(3))
-    shorter = play(setup, rounds=4)
-    assert gap(replayed.client(0).model, shorter.client(0).model) > 1e-4
