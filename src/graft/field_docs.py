@@ -30,9 +30,9 @@ class FieldDoc(NamedTuple):
 def describe_fields(source: Path | str, class_name: str) -> list[FieldDoc]:
     """List the fields of a dataclass in a file, or in a module by its dotted name, those of its bases first."""
     try:
-        found = read_class(source, class_name)
-        if found is not None:
-            return [describe_field(name, field) for name, field in found.fields.items()]
+        definition = read_class(source, class_name)
+        if definition is not None:
+            return [describe_field(name, field) for name, field in definition.fields.items()]
     except RecursionError:
         raise InputError(f"The definitions of class '{class_name}' in {source} go round in a circle.") from None
     raise InputError(f"There is no class '{class_name}' in {source}.")

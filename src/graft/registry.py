@@ -240,12 +240,12 @@ def describe_failure(error: BaseException, reference: Reference | None) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.msg} in {error.filename}, line {error.lineno}"
     message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
     files = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
     frames = [frame for frame in files if frame.filename != __file__]
     own = [frame for frame in frames if reference and reference.is_file and Path(frame.filename) == reference.path]
     last = (own or frames)[-1:]
-    return "".join([said, *(f", in {frame.filename}, line {frame.lineno}" for frame in last)])
+    return "".join([summary, *(f", in {frame.filename}, line {frame.lineno}" for frame in last)])
 
 
 def check_dataclass(kind: type, reference: Reference) -> None:

@@ -118,8 +118,8 @@ def _parse(path: Path) -> tuple[ast.Module, list[str]]:
         return ast.parse(text), text.splitlines()
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        said = error.msg if isinstance(error, SyntaxError) else error
-        raise SourceError(f"{said} in {path}{line}") from None
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise SourceError(f"{reason} in {path}{line}") from None
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

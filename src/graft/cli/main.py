@@ -25,8 +25,8 @@ app = typer.Typer(
 )
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(requested: bool) -> None:
+    if requested:
         say(f"graft {__version__}")
         raise typer.Exit
 

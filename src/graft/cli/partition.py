@@ -29,15 +29,15 @@ def partition(
     graph = datasets.load(dataset)
     membership = partitions.partition(graph, clients, by=name, seed=seed, **settings)
     card = cards.card(graph, membership, name, seed, settings)
-    place = out or Path("partitions") / f"{graph.name}-{Path(name).stem}-{clients}-{seed}.json"
+    destination = out or Path("partitions") / f"{graph.name}-{Path(name).stem}-{clients}-{seed}.json"
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        cards.save(card, membership, place)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        cards.save(card, membership, destination)
     except OSError as error:
-        raise InputError(f"{place} cannot be written: {error.strerror}.") from error
+        raise InputError(f"{destination} cannot be written: {error.strerror}.") from error
     out_console.print(card_table(safe(card)))
     say(f"{card['edges']['lost']} of {card['edges']['total']} edges run between clients and are lost.")
-    say(f"Saved as {place}, content hash {card['hash'][:16]}.")
+    say(f"Saved as {destination}, content hash {card['hash'][:16]}.")
 
 
 def card_table(card: dict[str, Any]) -> Any:

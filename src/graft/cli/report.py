@@ -43,9 +43,9 @@ def write_page(directory: Path, summary: dict[str, Any], rounds: list[int] | Non
     return summary
 
 
-def show_results(results: list[dict[str, Any]], place: Path) -> None:
+def show_results(results: list[dict[str, Any]], folder: Path) -> None:
     """Print runs side by side, and where their records are."""
     from graft.experiments.reports.report import comparison
 
     out_console.print(comparison(safe(results)))
-    say(f"Record and report.html: {place}")
+    say(f"Record and report.html: {folder}")

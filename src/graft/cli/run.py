@@ -42,17 +42,17 @@ def run(
     variants = [values, *({**values, "method": name, "plug": "", "settings": {}} for name in others)]
     drafts = [draft_experiment(variant) for variant in variants]
     first = drafts[0]
-    place = out or Path("runs") / f"{first.label}-{Path(first.dataset).stem}-{first.clients}-{first.seed}"
-    places = [place / draft.label if others else place for draft in drafts]
-    if len(set(places)) < len(places):
+    root = out or Path("runs") / f"{first.label}-{Path(first.dataset).stem}-{first.clients}-{first.seed}"
+    folders = [root / draft.label if others else root for draft in drafts]
+    if len(set(folders)) < len(folders):
         raise InputError(f"--against {against} names a method twice; each is run once.")
-    for draft, where in zip(drafts, places, strict=True):
+    for draft, folder in zip(drafts, folders, strict=True):
         check_names(draft)
-        check_free(where, overwrite)
-    run_all(variants, places, place, overwrite)
+        check_free(folder, overwrite)
+    run_all(variants, folders, root, overwrite)
 
 
-def run_all(variants: list[dict[str, Any]], places: list[Path], place: Path, overwrite: bool) -> None:
+def run_all(variants: list[dict[str, Any]], folders: list[Path], root: Path, overwrite: bool) -> None:
     """Run some experiments one after the other, each in a folder of its own, and compare them."""
     from graft.experiments.run import run_experiment
 
@@ -60,11 +60,11 @@ def run_all(variants: list[dict[str, Any]], places: list[Path], place: Path, ove
     for experiment in experiments:
         make_method(experiment.method, experiment.settings, experiment.plug)
     results = []
-    for experiment, where in zip(experiments, places, strict=True):
+    for experiment, folder in zip(experiments, folders, strict=True):
         with round_progress(experiment.rounds, experiment.label) as tell:
-            result = run_experiment(experiment, where, overwrite=overwrite, progress=tell)
-        results.append(finish_run(where, result))
-    show_results(results, place)
+            result = run_experiment(experiment, folder, overwrite=overwrite, progress=tell)
+        results.append(finish_run(folder, result))
+    show_results(results, root)
 
 
 def given_settings(values: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def data_hash(graphs: Iterable[Graph], membership: Ints) -> str:
 def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a partition and every client in it."""
     inside = graph.edges[:, membership[graph.edges[0]] == membership[graph.edges[1]]]
-    kept, total = inside.shape[1] // 2, graph.edge_count
+    inner, total = inside.shape[1] // 2, graph.edge_count
     return {
         "dataset": graph.name,
         "method": str(by),
@@ -48,9 +48,9 @@ def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Map
         "nodes": graph.nodes,
         "edges": {
             "total": total,
-            "kept": kept,
-            "lost": total - kept,
-            "lost_share": (total - kept) / total if total else 0.0,
+            "kept": inner,
+            "lost": total - inner,
+            "lost_share": (total - inner) / total if total else 0.0,
         },
         "per_client": _per_client(graph, membership, inside),
     }

@@ -85,15 +85,15 @@ def call_own(name: str, options: str) -> Graph:
     """The graph that your own function returns for options such as 'size=3,noise=0.1'."""
     function = DATASETS[name]
     try:
-        made = function(**parse_options(options))
+        dataset = function(**parse_options(options))
     except GraftError:
         raise
     except Exception as error:  # code that somebody brought may raise anything
         reason = DATASETS.failure(name, error)
         raise InputError(f"Dataset '{name}' cannot be made: {reason}.") from error
-    if not isinstance(made, Graph) and not hasattr(made, "edge_index"):
-        raise InputError(f"Dataset '{name}' is a {type(made).__name__}; it should be a PyG Data or a graft.Graph.")
-    return made if isinstance(made, Graph) else from_pyg(made, DATASETS.label(name))
+    if not isinstance(dataset, Graph) and not hasattr(dataset, "edge_index"):
+        raise InputError(f"Dataset '{name}' is a {type(dataset).__name__}; it should be a PyG Data or a graft.Graph.")
+    return dataset if isinstance(dataset, Graph) else from_pyg(dataset, DATASETS.label(name))
 
 
 def _no_settings(name: str, settings: str) -> None:

@@ -63,25 +63,25 @@ class ClientGroup:
         The first training of any client creates its optimiser's state; those of clients that have not trained yet have
         seen nothing: all `zeros`.
         """
-        kept = dict(flatten(self.state))
-        uses = Counter(storage_of(leaf) for leaf in kept.values())
+        leaves = dict(flatten(self.state))
+        uses = Counter(storage_of(leaf) for leaf in leaves.values())
         unchanged = dict(flatten(before))
         changed = {}
         for path, leaf in flatten(after):
             if storage_of(leaf) in uses and leaf is unchanged.get(path):  # or changed in place
                 continue
-            if path not in kept:
+            if path not in leaves:
                 if not path.startswith("optimizer/"):
                     raise TypeError(f"state '{path}' appeared in a step; set every field in start_client")
-                kept[path] = zeros((len(self.fleet.owners(path)), *leaf.shape[1:]), leaf.dtype)
-                set_path(self.state, path, kept[path])
-            elif uses[storage_of(kept[path])] > 1:  # a step gave two fields one tensor
-                kept[path] = kept[path].clone()
-                set_path(self.state, path, kept[path])
+                leaves[path] = zeros((len(self.fleet.owners(path)), *leaf.shape[1:]), leaf.dtype)
+                set_path(self.state, path, leaves[path])
+            elif uses[storage_of(leaves[path])] > 1:  # a step gave two fields one tensor
+                leaves[path] = leaves[path].clone()
+                set_path(self.state, path, leaves[path])
             # A view that moved to another field must be safe before anything is written.
             changed[path] = leaf.clone() if storage_of(leaf) in uses else leaf
         for path, leaf in changed.items():
-            target = kept[path]
+            target = leaves[path]
             target[row_index(self.fleet.owners.rows(path, chosen), target.device)] = leaf.to(target.device)
 
     def states(self) -> dict[int, Tree]:
@@ -108,8 +108,8 @@ def stack_states(states: list[Tree], owners: Owners) -> Tree:
 
 def detach_from_state(reply: Weights, state: Tree) -> Tree:
     """Returns a reply that does not change when the clients' state is written into."""
-    kept = {storage_of(leaf) for _, leaf in flatten(state)}
-    return map_tree(lambda leaf: leaf.clone() if storage_of(leaf) in kept else leaf, reply)
+    state_storages = {storage_of(leaf) for _, leaf in flatten(state)}
+    return map_tree(lambda leaf: leaf.clone() if storage_of(leaf) in state_storages else leaf, reply)
 
 
 def row_index(chosen: list[int], device: torch.device) -> slice | Tensor:

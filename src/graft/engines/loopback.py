@@ -132,13 +132,13 @@ def inbox_of(mail: Mail | None, position: int, client: int) -> Any:
         return None
     links = mail.links[position]
     heard = (links != 0).reshape(-1, len(mail.senders)).any(0)
-    kept = [index for index, sender in enumerate(mail.senders) if heard[index] or sender == client]
-    senders = [mail.senders[index] for index in kept]
-    sent = select_clients(mail.sent, torch.tensor(kept))
+    delivered = [index for index, sender in enumerate(mail.senders) if heard[index] or sender == client]
+    senders = [mail.senders[index] for index in delivered]
+    sent = select_clients(mail.sent, torch.tensor(delivered))
     if links.dim() == 2:  # parts that travel apart: those that were not heard are not delivered
-        arrived = (links[:, kept] != 0).T | (torch.tensor(senders) == client).unsqueeze(1)
+        arrived = (links[:, delivered] != 0).T | (torch.tensor(senders) == client).unsqueeze(1)
         sent = map_tree(lambda leaf: leaf * arrived.view(*arrived.shape, *[1] * (leaf.dim() - 2)).to(leaf.dtype), sent)
-    return {"sent": sent, "links": links[..., kept], "senders": torch.tensor(senders)}
+    return {"sent": sent, "links": links[..., delivered], "senders": torch.tensor(senders)}
 
 
 def serve(pipe: Connection, setup: Setup, client: int) -> None:

@@ -60,15 +60,15 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + cached
     free = _read_numbers("/proc/meminfo", r"MemAvailable:\s+(\d+)")
     limit, used = (_read_numbers(f"/sys/fs/cgroup/memory.{name}", r"^(\d+)") for name in ("max", "current"))
-    known = [1024 * free[0]] if free else []
+    limits = [1024 * free[0]] if free else []
     if limit and used:
-        known.append(limit[0] - used[0])
-    return max(min(known, default=4 * 10**9), 0)  # a machine that does not say gets by with 4 GB
+        limits.append(limit[0] - used[0])
+    return max(min(limits, default=4 * 10**9), 0)  # a machine that does not say gets by with 4 GB
 
 
 def _read_numbers(path: str, pattern: str) -> list[int]:
     try:
-        return [int(found) for found in re.findall(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)]
+        return [int(number) for number in re.findall(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)]
     except OSError:
         return []
 
@@ -81,9 +81,9 @@ def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: 
     entries = graph.edges.shape[1] + nodes  # of A + I
     # Dense features are there twice: as they are, and spread over the graph.
     features = 8 * nodes * graph.features if isinstance(graph.x, np.ndarray) else 32 * graph.x.nnz
-    asked = 0.0 if graph.train is None else float(graph.train.mean())  # the rows of training nodes are held apart
-    # Of an entry its column, its row, its value and its place.
-    data = features + int(40 * entries * (1 + asked)) + 24 * nodes
+    train_share = 0.0 if graph.train is None else float(graph.train.mean())  # whose rows are kept apart too
+    # Of an entry its column, its row, its value and its position.
+    data = features + int(40 * entries * (1 + train_share)) + 24 * nodes
     moments = 2 if training.optimizer == "adam" and training.optimizer_state == "persistent" else 0
     state = 4 * 2 * parameters * (1 + moments)
     width, layers = (model.width, model.hidden) if isinstance(model, LayeredModel) else (64, 2)
@@ -104,7 +104,7 @@ def parameters_of(model: Model) -> int:
 
 def plan(groups: Sequence[list[int]], needs: Sequence[Need], budget: int, participation: float) -> Plan:
     """Cut fleets into parts that run one after the other within a budget."""
-    data, state = (sum(need[place] for need in needs) for place in (0, 1))
+    data, state = sum(need.data for need in needs), sum(need.state for need in needs)
     largest = max(need.work for need in needs)
     roomy = data + 2 * state + sum(need.work for need in needs) <= budget  # recorded steps hold state in fixed buffers
     on_disk = state > max(budget - data - largest, WORTH_A_FILE * budget)

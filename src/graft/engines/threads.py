@@ -33,14 +33,14 @@ def read_cpu_usage() -> CpuUsage | None:
     """None on a system that does not say."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     except (OSError, AttributeError):
         return None
-    counted = [line.split()[1:] for line in lines if line.split(" ", 1)[0] in mine]
+    counted = [line.split()[1:] for line in lines if line.split(" ", 1)[0] in usable]
     if not counted:
         return None
     # User, nice and system, then two kinds of idleness, then interrupts and what other machines on this one took.
-    ticks = sum(int(core[place]) for core in counted for place in (0, 1, 2, 5, 6, 7))
+    ticks = sum(int(core[column]) for core in counted for column in (0, 1, 2, 5, 6, 7))
     return CpuUsage(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
 
 
@@ -64,11 +64,11 @@ def usable_cores() -> int:
         return cores()
 
 
-def choose_threads(wanted: int, before: CpuUsage | None, environment: Mapping[str, str] = os.environ) -> int:
+def choose_threads(requested: int, before: CpuUsage | None, environment: Mapping[str, str] = os.environ) -> int:
     """The number of threads: the one that was asked for, here or of PyTorch, or else one for every free core."""
     now = torch.get_num_threads()
-    if wanted:
-        return wanted
+    if requested:
+        return requested
     if now != DEFAULT_THREADS or before is None or any(environment.get(name) for name in THREAD_VARIABLES):
         return now
     time.sleep(max(0.0, SAMPLE_SECONDS - (time.monotonic() - before.now)))

@@ -350,8 +350,8 @@ def experiment_text(experiment: Experiment) -> str:
     values = asdict(experiment)
     settings = values.pop("settings")
     unset = sorted(name for name, value in settings.items() if value is None)
-    known = {name: value for name, value in settings.items() if value is not None}
-    return tomli_w.dumps({**values, **({NONE: unset} if unset else {}), "settings": known})
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    return tomli_w.dumps({**values, **({NONE: unset} if unset else {}), "settings": chosen})
 
 
 Kind = TypeVar("Kind", bound="DataclassInstance")
@@ -368,11 +368,11 @@ def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
         return instance
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in names)
-        if place in values and isinstance(first["input"], int | float):
-            check_field(kind, place, first["input"])  # says it in our words, where a bound is not kept
+        name = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in names)
+        if name in values and isinstance(first["input"], int | float):
+            check_field(kind, name, first["input"])  # says it in our words, where a bound is not kept
         message = first["msg"][:1].lower() + first["msg"][1:]
-        raise InputError(f"Setting '{place}' of {what} is {first['input']!r}: {message}.") from None
+        raise InputError(f"Setting '{name}' of {what} is {first['input']!r}: {message}.") from None
 
 
 @lru_cache(maxsize=64)

@@ -155,17 +155,17 @@ Item = TypeVar("Item", str, int)
 
 
 def choose(
-    what: str, asked: Sequence[Item] | None, default: tuple[Item, ...], possible: tuple[Item, ...], name: str
+    what: str, requested: Sequence[Item] | None, default: tuple[Item, ...], possible: tuple[Item, ...], name: str
 ) -> tuple[Item, ...]:
-    """The items that were asked for, in the order of the study, or its default."""
-    if asked is None:
+    """Returns the items that were asked for, in the order of the study, or its default."""
+    if requested is None:
         return default
-    for item in asked:
+    for item in requested:
         if item not in possible:
             raise InputError(f"Study '{name}' has no {what} '{item}': it has {', '.join(map(str, possible))}.")
-    if not asked:
+    if not requested:
         raise InputError(f"No {what} is left to run: study '{name}' has {', '.join(map(str, possible))}.")
-    return tuple(item for item in possible if item in asked)
+    return tuple(item for item in possible if item in requested)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

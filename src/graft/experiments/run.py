@@ -283,18 +283,18 @@ def products_in(precision: str) -> Iterator[None]:
 @contextmanager
 def stop_politely() -> Iterator[threading.Event]:
     """Ctrl-C lets the round finish and then stops; a second one stops at once."""
-    asked = threading.Event()
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stop
         return
 
     def first(number: int, frame: Any) -> None:  # noqa: ARG001
-        asked.set()
+        stop.set()
         signal.signal(signal.SIGINT, previous)
 
     previous = signal.signal(signal.SIGINT, first)
     try:
-        yield asked
+        yield stop
     finally:
         signal.signal(signal.SIGINT, previous)
 

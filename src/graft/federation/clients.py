@@ -158,8 +158,8 @@ class Clients:
 
     def only(self, members: Sequence[int]) -> Clients:
         """Returns some of the clients that take part in this round."""
-        wanted = set(members)
-        return self._with([client for client in self.members if client in wanted])
+        chosen = set(members)
+        return self._with([client for client in self.members if client in chosen])
 
     def _with(self, members: list[int]) -> Clients:
         return Clients(self.engine, self.round, members, self.traffic, self._turns)

@@ -21,18 +21,18 @@ class Accuracy:
 
     def mean(self, kind: str) -> float | None:
         """The plain mean over the clients that have such nodes; None if no client has."""
-        values, _ = self._known(kind)
+        values, _ = self._scored(kind)
         return float(values.mean()) if len(values) else None
 
     def node_weighted(self, kind: str) -> float | None:
         """The mean weighted by how many nodes each client has."""
-        values, nodes = self._known(kind)
+        values, nodes = self._scored(kind)
         return float(values @ nodes / nodes.sum()) if len(values) else None
 
-    def _known(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    def _scored(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         values = self.per_client[:, KINDS.index(kind)]
-        known = ~np.isnan(values)
-        return values[known], self.nodes[known]
+        scored = ~np.isnan(values)
+        return values[scored], self.nodes[scored]
 
     def clients(self, kind: str) -> list[float | None]:
         values: list[float] = self.per_client[:, KINDS.index(kind)].tolist()

@@ -280,12 +280,12 @@ class Fleet:
 
 def cached_call(make: Callable[[], list[FleetData]]) -> Callable[[], list[FleetData]]:
     """Returns a function that makes a list when it is first called, and then gives the same."""
-    made: list[list[FleetData]] = []
+    result: list[list[FleetData]] = []
 
     def call() -> list[FleetData]:
-        if not made:
-            made.append(make())
-        return made[0]
+        if not result:
+            result.append(make())
+        return result[0]
 
     return call
 

@@ -123,10 +123,10 @@ def draw_peers(random: Stream, allowed: Tensor, count: int) -> Tensor:
     return allowed & (rank < count)
 
 
-def equal_links(fleet: Fleet, wanted: Tensor) -> Tensor:
-    """Returns links to those that are wanted, [peers, ..., federation], and to oneself, all of one weight."""
+def equal_links(fleet: Fleet, chosen: Tensor) -> Tensor:
+    """Returns links to those that are chosen, bool [peers, ..., federation], and to oneself, all of one weight."""
     itself = ~everyone_else(fleet)
-    linked = wanted | (itself if wanted.dim() == 2 else itself.unsqueeze(1))
+    linked = chosen | (itself if chosen.dim() == 2 else itself.unsqueeze(1))
     return linked / linked.sum(-1, keepdim=True)
 
 
@@ -202,11 +202,11 @@ class Peers:
             return self._topology.links(self.round, self.members, peers, self._seed, exchange, mixing)
         if isinstance(along, Topology):
             return along.links(self.round, self.members, peers, self._seed, exchange)
-        wanted: Tensor = self._ask(along, self._clients.turn(along.__name__)).links
-        if wanted.dim() not in (2, 3) or wanted.shape[-1] != peers:
-            shape = tuple(wanted.shape[1:])
+        links: Tensor = self._ask(along, self._clients.turn(along.__name__)).links
+        if links.dim() not in (2, 3) or links.shape[-1] != peers:
+            shape = tuple(links.shape[1:])
             raise TypeError(f"step '{along.__name__}' gives links {shape}; there must be one for each of {peers} peers")
-        return renormalise(wanted, self.members)
+        return renormalise(links, self.members)
 
     def _keep(self, step: Callable[..., Any], turn: int, replies: Replies) -> None:
         for path, leaf in flatten(replies.stacked()):

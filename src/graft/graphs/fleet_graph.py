@@ -69,8 +69,8 @@ class FleetGraph:
     @cached_property
     def degree(self) -> Tensor:
         """Neighbours of every node, [clients, nodes]."""
-        kept = self.neighbours.values
-        counts = self.neighbours.starts.diff().float() if kept is None else self.neighbours.row_sums(kept)
+        values = self.neighbours.values
+        counts = self.neighbours.starts.diff().float() if values is None else self.neighbours.row_sums(values)
         return counts.view(self.clients, self.nodes)
 
     @cached_property
@@ -78,8 +78,8 @@ class FleetGraph:
         """D^-1 A: the mean over neighbours, zero for a node without any."""
         inverse = self.degree.flatten().clamp(min=1).reciprocal()
         pattern = self.neighbours
-        kept = 1.0 if pattern.values is None else pattern.values
-        return pattern.with_values(inverse[pattern.row_of] * kept, inverse[pattern.columns] * kept)
+        values = 1.0 if pattern.values is None else pattern.values
+        return pattern.with_values(inverse[pattern.row_of] * values, inverse[pattern.columns] * values)
 
     @cached_property
     def _loop_order(self) -> Tensor:
@@ -93,9 +93,9 @@ class FleetGraph:
     def with_self_loops(self) -> BlockSparse:
         """A + I."""
         if self.base is not None:
-            kept = self.neighbours.values
-            assert kept is not None
-            both = torch.cat([kept, kept.new_ones(self.clients * self.nodes)])
+            values = self.neighbours.values
+            assert values is not None
+            both = torch.cat([values, values.new_ones(self.clients * self.nodes)])
             return self.base.with_self_loops.with_values(both[self.base._loop_order])
         total = self.clients * self.nodes
         every = torch.arange(total, dtype=torch.int32, device=self.sizes.device)
@@ -124,15 +124,15 @@ class FleetGraph:
 
     def _propagate_features(self, matrix: str, steps: int) -> Tensor | None:
         if self._source is not None:
-            whole, mine = self._source
-            known = whole.propagated_features(matrix, steps)
-            return None if known is None else known[mine]
+            source, rows = self._source
+            propagated = source.propagated_features(matrix, steps)
+            return None if propagated is None else propagated[rows]
         if not self.cacheable or not isinstance(self.features, Tensor):
             return None
-        spread = self.features
+        propagated = self.features
         for _ in range(steps):
-            spread = getattr(self, matrix).times(spread)
-        return spread
+            propagated = getattr(self, matrix).times(propagated)
+        return propagated
 
     def self_loops_per_head(self, heads: int) -> BlockSparse:
         """A + I, once for every attention head of every client."""
@@ -168,8 +168,8 @@ class FleetGraph:
     def perturbed(self, random: Stream, edges: float, features: float) -> FleetGraph:
         """A view without a share of the edges, both directions of each together, and of the feature columns."""
         edge, most = self.edge_of
-        kept = random.keep(edges, 1, max(most, 1)).flatten(1)
-        values = kept[self.neighbours.row_of // self.nodes, edge].float()
+        keep = random.keep(edges, 1, max(most, 1)).flatten(1)
+        values = keep[self.neighbours.row_of // self.nodes, edge].float()
         columns = random.keep(features, 1, self.width).flatten(1).float()
         return FleetGraph(
             self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, base=self
@@ -187,9 +187,9 @@ class FleetGraph:
         chosen = list(clients)
         if self.base is None:
             return self.select(chosen)
-        base, kept, masked = self.base.part(clients), self.neighbours.values_of(chosen), self.features
+        base, values, masked = self.base.part(clients), self.neighbours.values_of(chosen), self.features
         features = MaskedFeatures(base.features, masked.columns[clients.start : clients.stop])
-        return FleetGraph(base.neighbours.with_values(kept), features, base.sizes, base=base)
+        return FleetGraph(base.neighbours.with_values(values), features, base.sizes, base=base)
 
     @cached_property
     def _parts(self) -> dict[range, FleetGraph]:
@@ -210,10 +210,10 @@ class FleetGraph:
 
     def select(self, chosen: list[int]) -> FleetGraph:
         """The graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made again."""
-        mine = slice(chosen[0], chosen[-1] + 1) if contiguous(chosen) else chosen
-        features = self.features[mine] if isinstance(self.features, Tensor) else self.features.select(chosen)
+        rows = slice(chosen[0], chosen[-1] + 1) if contiguous(chosen) else chosen
+        features = self.features[rows] if isinstance(self.features, Tensor) else self.features.select(chosen)
         picked = FleetGraph(self.neighbours.select(chosen), features, self.sizes[chosen])
-        picked._source = self, mine
+        picked._source = self, rows
         if "with_self_loops" in self.__dict__:
             picked.with_self_loops = self.with_self_loops.select(chosen)
         if "normalised" in self.__dict__:  # it shares its pattern with A + I, and the mean with A

@@ -127,9 +127,9 @@ class FedOMD(FedAvg):
         return Tree(moments=moments_around(fleet.state.mean, fleet.state.own))
 
     @step
-    def match(self, fleet: Fleet, wanted: Weights) -> Tree:
+    def match(self, fleet: Fleet, message: Weights) -> Tree:
         """Exchange 3: train, with the moments of all clients as targets."""
-        target = torch.cat([fleet.state.mean.unsqueeze(2), wanted["moments"]], dim=2)
+        target = torch.cat([fleet.state.mean.unsqueeze(2), message["moments"]], dim=2)
         # The first epoch drops what was dropped for the statistics: it is the paper's one forward pass.
         redrawn = fleet.with_random(Stream(fleet.state.seeds))
         fleet.state.model = redrawn.fit(

@@ -70,14 +70,14 @@ class OSGP(PeerMethod):
     def gather(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
         """Keep the own share, and add what arrives."""
         others = heard_mask(fleet, inbox)
-        kept = mix_models(inbox.sent, inbox.links * ~others)
+        own_share = mix_models(inbox.sent, inbox.links * ~others)
         received = mix_models(inbox.sent, inbox.links * others)
         arrived = received
         if self.delay:
             queue = map_tree(lambda leaf, new: torch.cat([leaf, new.unsqueeze(1)], 1), fleet.state.coming, received)
             arrived = map_tree(lambda leaf: leaf[:, 0], queue)
             fleet.state.coming = map_tree(lambda leaf: leaf[:, 1:].contiguous(), queue)
-        fleet.state.held = map_tree(torch.add, kept, arrived)
+        fleet.state.held = map_tree(torch.add, own_share, arrived)
         fleet.state.model = unflatten({**dict(flatten(fleet.state.trained)), **dict(flatten(self.divided(fleet)))})
         return {}
 

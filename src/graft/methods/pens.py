@@ -68,8 +68,8 @@ class PENS(PeerMethod):
         losses = self.losses(fleet, inbox.sent.model, heard)
         # Senders are in the order of their numbers, so of two that are equal the lower number is taken.
         best = heard & (losses.argsort(dim=1, stable=True).argsort(dim=1) < self.chosen)
-        kept = best | (inbox.senders == fleet.client_ids.unsqueeze(1))
-        fleet.state.model = mix_models(inbox.sent.model, kept / kept.sum(1, keepdim=True))
+        mixed = best | (inbox.senders == fleet.client_ids.unsqueeze(1))
+        fleet.state.model = mix_models(inbox.sent.model, mixed / mixed.sum(1, keepdim=True))
         fleet.state.tried = fleet.state.tried.scatter_add(1, inbox.senders, heard.float())
         fleet.state.taken = fleet.state.taken.scatter_add(1, inbox.senders, best.float())
         return {}

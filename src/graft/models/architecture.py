@@ -193,9 +193,9 @@ def project(hidden: Any, weight: Tensor) -> Tensor:
 
 def propagate(graph: FleetGraph | NodeSubset, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
     """Some products of a matrix of the graph, by its name, with what `project` gives."""
-    known = graph.propagated_features(matrix, steps) if hidden is graph.features else None
-    if known is not None:
-        return project(known, weight)
+    propagated = graph.propagated_features(matrix, steps) if hidden is graph.features else None
+    if propagated is not None:
+        return project(propagated, weight)
     last: BlockSparse = getattr(graph, matrix)
     if (
         isinstance(graph, NodeSubset)

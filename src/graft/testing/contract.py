@@ -194,7 +194,7 @@ def through_bytes(state: SessionState) -> SessionState:
         read: Tree = unpack(pack({}, tree))[1]
         return read
 
-    return SessionState(copied(state.server), {client: copied(kept) for client, kept in state.clients.items()})
+    return SessionState(copied(state.server), {client: copied(own) for client, own in state.clients.items()})
 
 
 def differs(before: Tree, after: Tree) -> bool:
@@ -205,9 +205,9 @@ def differs(before: Tree, after: Tree) -> bool:
 
 def state_paths(played: Played) -> dict[str, list[str]]:
     """Returns the paths of what the server and every client keep."""
-    kept = {"the server": played.server.state}
-    kept |= {f"client {client}": played.client(client) for client in played.engine.members()}
-    return {keeper: [path for path, _ in flatten(state)] for keeper, state in kept.items()}
+    states = {"the server": played.server.state}
+    states |= {f"client {client}": played.client(client) for client in played.engine.members()}
+    return {keeper: [path for path, _ in flatten(state)] for keeper, state in states.items()}
 
 
 def refuses(make: Callable[..., Any], name: str, value: Any) -> None:
@@ -234,8 +234,8 @@ def outside(bounds: tuple[Bound, ...], *, whole: bool) -> list[float]:
 def check_finite(method: Method, odd: Graph) -> None:
     """Requires that all which clients and server keep is finite after two rounds with an odd client."""
     played = play(contract_setup(method, federation=join_graphs([toy_graph(9), odd], crossing=0)))
-    kept = {"the server": played.server.state}
-    kept |= {f"client {client}": played.client(client) for client in played.engine.members()}
-    for keeper, state in kept.items():
+    states = {"the server": played.server.state}
+    states |= {f"client {client}": played.client(client) for client in played.engine.members()}
+    for keeper, state in states.items():
         for path, leaf in flatten(state):
             require(bool(torch.as_tensor(leaf).isfinite().all()), f"'{path}' of {keeper} is not finite")

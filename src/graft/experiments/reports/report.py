@@ -165,10 +165,10 @@ def link_networks(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence[
     if not linked:
         return ""
     numbers = list(linked)
-    wanted = list(dict.fromkeys(drawn or (numbers[0], numbers[(len(numbers) - 1) // 2], numbers[-1])))
+    shown = list(dict.fromkeys(drawn or (numbers[0], numbers[(len(numbers) - 1) // 2], numbers[-1])))
     panels = [
         (f"round {number}" + (f", {exchange}" if len(linked[number]["links"]) > 1 else ""), linked[number], links)
-        for number in wanted
+        for number in shown
         if number in linked
         for exchange, links in linked[number]["links"].items()
     ]
@@ -180,7 +180,7 @@ def link_networks(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence[
         network(title, table, peers, record["participants"], thickest, largest)
         for (title, record, _), table in zip(panels, tables, strict=True)
     ]
-    missing = [str(number) for number in wanted if number not in linked]
+    missing = [str(number) for number in shown if number not in linked]
     absent = f" No links are on record for round {', '.join(missing)}." if missing else ""
     return f"""<h2>Who hears whom</h2>
 <div class="panels">{"".join(pictures)}</div>

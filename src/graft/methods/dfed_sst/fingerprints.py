@@ -109,8 +109,8 @@ def scatter(
         order = np.arange(paths.nodes) if priority is None else priority
         members = [own[np.argsort(order[own], kind="stable")[:sources]] for own in members]
     searched = np.array([len(own) for own in members], np.int64)
-    kept = sources is None and paths.nodes <= KEPT_UP_TO
-    sums = sums_from_table(paths, members) if kept else sums_by_search(paths, classes, members)
+    from_table = sources is None and paths.nodes <= KEPT_UP_TO
+    sums = sums_from_table(paths, members) if from_table else sums_by_search(paths, classes, members)
     total, longest = sums.total, sums.longest
     others = np.append(searched, 0)[classes]  # of its class; the last entry is for nodes without one
     others[np.concatenate(members)] -= 1
@@ -119,7 +119,7 @@ def scatter(
     if disconnected == "ignore":
         pairs = np.bincount(classes[classes >= 0], weights=sums.reached[classes >= 0], minlength=count)
     elif disconnected == "penalty" and missing.any():
-        if searched.sum() < paths.nodes and not kept:
+        if searched.sum() < paths.nodes and not from_table:
             exact = sources is None
             longest = paths.farthest(np.arange(paths.nodes))[0] if exact else paths.stretch(longest, sums.ends)
         total = total + (longest + 1) * missing

@@ -82,7 +82,7 @@ class Channels(LayeredModel):
 
 def normalise_without_loops(view: FleetGraph) -> BlockSparse:
     """D^-1/2 A D^-1/2."""
-    pattern, kept = view.neighbours, view.neighbours.values
-    assert kept is not None
+    pattern, values = view.neighbours, view.neighbours.values
+    assert values is not None
     scale = view.degree.flatten().clamp(min=1).rsqrt()
-    return pattern.with_values(scale[pattern.row_of] * scale[pattern.columns] * kept)
+    return pattern.with_values(scale[pattern.row_of] * scale[pattern.columns] * values)

@@ -114,21 +114,21 @@ class FedSagePlus(FedAvg):
     def learn_together(self, clients: Clients, new: Clients) -> None:
         """Let every client judge what newcomers generate, and send each newcomer the sum of the gradients of others."""
         replies = new.ask(self.imagine)
-        made = {client: replies[client].made for client in new.members}
-        gradients = {client: torch.zeros_like(features) for client, features in made.items()}
-        judges = clients.only([judge for judge in clients.members if any(client != judge for client in made)])
+        generated = {client: replies[client].made for client in new.members}
+        gradients = {client: torch.zeros_like(features) for client, features in generated.items()}
+        judges = clients.only([judge for judge in clients.members if any(client != judge for client in generated)])
         if len(judges):
             each = {}
             for judge in judges.members:
-                others = [client for client in made if client != judge]
+                others = [client for client in generated if client != judge]
                 each[judge] = Tree(
-                    made=torch.cat([made[client] for client in others]),
+                    made=torch.cat([generated[client] for client in others]),
                     node=offset_nodes([replies[client].node for client in others]),
                 )
             judged = judges.ask(self.judge, each=each)
             for judge in judges.members:
-                others = [client for client in made if client != judge]
-                parts = judged[judge].gradient.split([len(made[client]) for client in others])
+                others = [client for client in generated if client != judge]
+                parts = judged[judge].gradient.split([len(generated[client]) for client in others])
                 for client, part in zip(others, parts, strict=True):
                     gradients[client] = gradients[client] + part
         each = {client: Tree(gradient=gradients[client], clients=len(clients)) for client in new.members}
@@ -165,18 +165,18 @@ class FedSagePlus(FedAvg):
     def judge(self, fleet: Fleet, message: Weights) -> Tree:
         """Return, for what others generated, the gradient of its distance to the nearest of a few neighbours of a
         random node here."""
-        made, node = message["made"][0], message["node"][0]
+        generated, node = message["made"][0], message["node"][0]
         graph, features = fleet.graph, dense_features(fleet.graph)[0]
         linked = (graph.degree[0] > 0).nonzero()[:, 0]
         if len(node) == 0 or len(linked) == 0:
-            return Tree(gradient=torch.zeros_like(made).unsqueeze(0))
+            return Tree(gradient=torch.zeros_like(generated).unsqueeze(0))
         count = int(node.max()) + 1
         centre = linked[(fleet.random.uniform(count)[0] * len(linked)).long()]
         draws = fleet.random.uniform(count * self.slots).view(count, self.slots)
         entry = graph.neighbours.starts[centre].unsqueeze(1) + (draws * graph.degree[0, centre].unsqueeze(1)).long()
         sampled = graph.neighbours.columns[entry].long()[node]
-        targets = nearest_features(made, features, sampled, torch.ones_like(sampled, dtype=torch.bool))
-        return Tree(gradient=(2 / made.shape[1] * (made - targets)).unsqueeze(0))
+        targets = nearest_features(generated, features, sampled, torch.ones_like(sampled, dtype=torch.bool))
+        return Tree(gradient=(2 / generated.shape[1] * (generated - targets)).unsqueeze(0))
 
     @step(fleet=False)
     def refine(self, fleet: Fleet, message: Weights) -> Tree:

@@ -128,12 +128,12 @@ class Distillation(Plug):
         distilled = map_tree(lambda new, old: torch.where(usable, new, old), students.weights, before)
         replace_aggregated(server, replies.clients, distilled)
 
-    def collect_reliability(self, server: Server, clients: Clients, asked: list[int]) -> None:
-        """Ask the clients that were never asked before how reliable they are."""
+    def collect_reliability(self, server: Server, clients: Clients, participants: list[int]) -> None:
+        """Ask the participants that were never asked before how reliable they are."""
         state = server.state.distillation
         if "heard" not in server.cache:  # read once, so that later rounds need not wait for the device
             server.cache["heard"] = set(state.heard.nonzero().flatten().tolist())
-        new = [client for client in asked if client not in server.cache["heard"]]
+        new = [client for client in participants if client not in server.cache["heard"]]
         if not new:
             return
         server.cache["heard"].update(new)
