@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all a newcomer needs; both set up .venv first.
+# `make demo` and `make test` are all a newcomer needs; both set up .venv first, the tests with what they need besides.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,16 +7,20 @@ DEMO := --dataset digits --clients 5 --partition random --split 5/20/75 --rounds
 
 .PHONY: setup demo test test-all lint bench bench-gpu clean
 
-setup: .venv/ready
+setup: .venv/ready-to-test
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Graft needs Python 3.11 or newer.")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch .venv/ready
 
-demo: setup
+.venv/ready-to-test: .venv/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch .venv/ready-to-test
+
+demo: .venv/ready
 	@echo; echo "Five clients, one architecture: averaging against training alone and against all data in one place."
 	$(BIN)/graft run --method fedavg --against local,centralised $(DEMO) --out runs/demo-one-model --overwrite
 	@echo; echo "Five clients, five architectures: a small copilot travels between models that cannot be averaged."
