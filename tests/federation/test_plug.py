@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import graft
+import graft.methods.fedtad.distillation
 from graft.cli import app
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
@@ -28,6 +29,7 @@ from graft.methods.fedtad import (
     PaperDistillation,
     ReleasedDistillation,
 )
+from graft.methods.fedtad.synthetic_graph import stacked_logits
 from graft.tensors.trees import flatten, map_tree
 from tests.toy import gap, play, same, toy_setup
 
@@ -289,3 +291,25 @@ def test_models_of_some_clients_are_replaced_and_others_left():
     after = state.state.models
     assert all((leaf[[1, 3]] == 0).all() for _, leaf in flatten(after))
     assert all(torch.equal(leaf[[0, 2]], dict(flatten(before))[path][[0, 2]]) for path, leaf in flatten(after))
+
+
+def test_the_server_distils_with_the_architecture_that_clients_train(monkeypatch):
+    """FedOMD configures its network by its own fields, and what a plug evaluates must be that very network."""
+    seen = []
+
+    def logits(model, *rest):
+        seen.append(model)
+        return stacked_logits(model, *rest)
+
+    monkeypatch.setattr(graft.methods.fedtad.distillation, "stacked_logits", logits)
+    method = plugged(METHODS["fedomd"], Distillation)(hybrid=0.9, pseudo_nodes=12)
+    played = play(toy_setup(method, models="ortho_gcn", head="conv"), rounds=1)
+    (fleet,) = played.engine.fleets
+    assert fleet.model.hybrid == 0.9
+    assert played.server.model == fleet.model
+    assert set(seen) == {fleet.model}
+
+
+def test_records_name_the_network_that_is_trained():
+    result = graft.run("fedlit", clients=2, rounds=1, width=8, device="cpu")
+    assert [row["model"] for row in result.summary["per_client"]] == ["channels", "channels"]
