@@ -13,7 +13,7 @@ from graft.tensors.trees import Tree, flatten, map_tree, select_clients, stack
 from graft.training import loop
 from graft.training.loop import Part
 from graft.training.optimizers import Training
-from tests.toy import gap, play, same, toy_setup
+from tests.toy import gap, run_rounds, same, toy_setup
 
 TARGETS = torch.tensor([0.5, -1.0, 3.0])
 
@@ -197,14 +197,14 @@ def test_clients_with_fewer_steps_keep_their_own_bias_correction():
 def test_clients_that_sit_out_rounds_train_as_they_would_alone():
     settings = {"participation": 0.67, "epochs": 2, "learning_rate": 0.05}
     setup = toy_setup(FedAvg(), **settings)
-    fleet, alone = play(setup, rounds=4), play(setup, rounds=4, engine=InProcess(setup, alone=True))
+    fleet, alone = run_rounds(setup, rounds=4), run_rounds(setup, rounds=4, engine=InProcess(setup, alone=True))
     steps = [int(fleet.client(number).optimizer.model.steps) for number in range(3)]
     assert sum(steps) == 4 * 2 * 2
     assert len(set(steps)) > 1  # some sat out more often than others
     for number in range(3):
         assert gap(fleet.client(number), alone.client(number)) < 1e-5
     assert gap(fleet.server.state, alone.server.state) < 1e-5
-    everyone = play(toy_setup(FedAvg(), epochs=2, learning_rate=0.05), rounds=4)
+    everyone = run_rounds(toy_setup(FedAvg(), epochs=2, learning_rate=0.05), rounds=4)
     assert gap(everyone.server.state, fleet.server.state) > 1e-3
 
 
@@ -212,7 +212,7 @@ def test_client_that_sits_out_keeps_its_state():
     setup = toy_setup(FedAvg(), participation=0.34)
     engine = InProcess(setup)
     before = {number: map_tree(torch.clone, state) for number, state in engine.state().items()}
-    play(setup, rounds=1, engine=engine)
+    run_rounds(setup, rounds=1, engine=engine)
     changed = [number for number in range(3) if not same(engine.state()[number].model, before[number].model)]
     assert len(changed) == 1
 
@@ -232,8 +232,8 @@ def test_twelve_epochs_in_one_go_equal_four_rounds_of_three():
 
 
 def test_reset_optimiser_leaves_nothing_behind():
-    kept = play(toy_setup(Local()), rounds=1).client(0)
-    reset = play(toy_setup(Local(), optimizer_state="reset"), rounds=1).client(0)
+    kept = run_rounds(toy_setup(Local()), rounds=1).client(0)
+    reset = run_rounds(toy_setup(Local(), optimizer_state="reset"), rounds=1).client(0)
     assert same(kept.model, reset.model)
     assert int(kept.optimizer.model.steps) == 3
     assert "optimizer" not in reset
@@ -339,3 +339,22 @@ def test_parts_have_optimisers_of_their_own():
     assert same(together.first, alone)
     assert same(together.second, alone)
     assert same(states.first, state)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+def test_state_that_does_not_belong_to_the_weights_is_refused_before_a_kernel_reads_it(optimizer):
+    """Fused kernels walk over raw memory: other shapes were seen to corrupt the heap."""
+    training = Training(optimizer=optimizer)
+    start = make_weights()
+    _, state, _ = fit(start, bowl, training, None)
+    moment = "first" if optimizer == "adam" else "velocity"
+    narrow = map_tree(torch.clone, state)
+    narrow[moment].layer.weight = narrow[moment].layer.weight[:, :, :2].contiguous()
+    fewer = map_tree(lambda leaf: leaf[:2].clone(), state)
+    for wrong, where in ((narrow, "layer/weight"), (fewer, "")):
+        with pytest.raises(ValueError, match=f"the optimiser's state '{where}.*' has the shape"):
+            fit(start, bowl, training, wrong)
+    wider = Tree(start, bias=torch.zeros(3, 5), layer=Tree(weight=torch.zeros(3, 2, 5)))
+    with pytest.raises(ValueError, match="has the shape"):
+        fit(wider, bowl, training, state)
+    fit(start, bowl, training, state)  # what belongs is taken
