@@ -102,7 +102,7 @@ def essence(result) -> str:
     varying = {"seconds", "peak_memory_bytes"}
     summary = {name: value for name, value in result.summary.items() if name not in varying}
     leaves = {path: leaf.tolist() if hasattr(leaf, "tolist") else leaf for path, leaf in flatten(state)}
-    return json.dumps([leaves, rounds, summary])
+    return json.dumps([leaves, rounds, summary], sort_keys=True)
 
 
 def report(place: Path) -> str:
