@@ -30,7 +30,7 @@ class Side(Protocol):
 
 
 class GraftSide:
-    """A federation in Graft, as a run would play it."""
+    """A federation in Graft, the way a run trains it."""
 
     def __init__(self, setup: Setup) -> None:
         self.device = setup.device

@@ -31,7 +31,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["graft.experiments.run", "tests.kills"])
 
 
-def play(place: Path, settings: dict, begun, die_at: int | None) -> None:
+def run_rounds(place: Path, settings: dict, begun, die_at: int | None) -> None:
     """Runs an experiment, in the process that is to be killed."""
     import graft
 
@@ -57,7 +57,7 @@ def dying(function, count, die_at, place):
 def run_and_kill(place: Path, settings: dict, *, after: float | None = None, die_at: int | None = None) -> bool:
     """Starts a run and kills it after so many seconds, or at a call of the file system; returns whether it died."""
     begun = context.Event()
-    process = context.Process(target=play, args=(place, settings, begun, die_at))
+    process = context.Process(target=run_rounds, args=(place, settings, begun, die_at))
     process.start()
     assert begun.wait(60)
     process.join(after)

@@ -18,7 +18,7 @@ from graft.federation.method import step
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedkd import FedKD
 from graft.tensors.trees import Tree, map_tree
-from tests.toy import declaring, gap, play, toy_setup
+from tests.toy import declaring, gap, run_rounds, toy_setup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,8 +34,8 @@ def without_capture(setup):
     return replace(setup, capture=False)
 
 
-def captured_steps(played):
-    return any(capture.captured for capture in played.engine._steps.values())
+def captured_steps(finished):
+    return any(capture.captured for capture in finished.engine._steps.values())
 
 
 @pytest.mark.parametrize("models", ["gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4"])
@@ -43,13 +43,13 @@ def captured_steps(played):
 @pytest.mark.parametrize("whole", [False, True])
 def test_replayed_rounds_equal_plain_ones(models, sparse, whole):
     setup = on_gpu(FedAvg(), models=models, sparse=sparse, dropout=0.5)
-    replayed, plain = play(setup, rounds=5, whole=whole), play(without_capture(setup), rounds=5)
+    replayed, plain = run_rounds(setup, rounds=5, whole=whole), run_rounds(without_capture(setup), rounds=5)
     assert bool(replayed.engine.rounds.captured) == whole
     assert captured_steps(replayed) != whole
     for client in range(3):
         assert gap(replayed.client(client), plain.client(client)) < 1e-5
     assert gap(replayed.server.state, plain.server.state) < 1e-5
-    shorter = play(setup, rounds=4, whole=whole)
+    shorter = run_rounds(setup, rounds=4, whole=whole)
     assert gap(replayed.client(0), shorter.client(0)) > 1e-4
 
 
@@ -78,11 +78,11 @@ def test_a_round_that_reads_values_is_not_captured_as_a_whole_but_its_steps_are(
 
     setup = on_gpu(ReadsValues())
     with pytest.warns(RuntimeWarning, match="Python waits for the device at .*test_capture.py"):
-        played = play(setup, rounds=7)
-    plain = play(without_capture(setup), rounds=7)
-    assert not played.engine.rounds.captured
-    assert captured_steps(played)
-    assert gap(played.client(0), plain.client(0)) < 1e-5
+        finished = run_rounds(setup, rounds=7)
+    plain = run_rounds(without_capture(setup), rounds=7)
+    assert not finished.engine.rounds.captured
+    assert captured_steps(finished)
+    assert gap(finished.client(0), plain.client(0)) < 1e-5
 
 
 class ScheduledServer(FedAvg):
@@ -107,14 +107,14 @@ class DrawingServer(FedAvg):
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_round_and_random_draws_advance_in_replays(kind, whole):
     setup = on_gpu(kind(), optimizer="sgd", learning_rate=0.05)
-    replayed, plain = play(setup, rounds=6, whole=whole), play(without_capture(setup), rounds=6)
+    replayed, plain = run_rounds(setup, rounds=6, whole=whole), run_rounds(without_capture(setup), rounds=6)
     assert bool(replayed.engine.rounds.captured) == whole
     assert captured_steps(replayed) != whole
     assert gap(replayed.server.state, plain.server.state) < 1e-5
     assert gap(replayed.client(0), plain.client(0)) < 1e-5
     # The negative control: the last replayed round again with the number, and the draws, of the one before.
-    again = play(setup, rounds=1, engine=restored(setup, replayed), first=5, state=clone(replayed.server.state))
-    further = play(setup, rounds=1, engine=restored(setup, replayed), first=7, state=clone(replayed.server.state))
+    again = run_rounds(setup, rounds=1, engine=restored(setup, replayed), first=5, state=clone(replayed.server.state))
+    further = run_rounds(setup, rounds=1, engine=restored(setup, replayed), first=7, state=clone(replayed.server.state))
     assert gap(again.server.state, further.server.state) > 1e-4
 
 
@@ -122,9 +122,9 @@ def clone(tree):
     return map_tree(torch.clone, tree)
 
 
-def restored(setup, played):
+def restored(setup, finished):
     engine = InProcess(setup)
-    engine.restore({client: clone(state) for client, state in played.engine.state().items()})
+    engine.restore({client: clone(state) for client, state in finished.engine.state().items()})
     return engine
 
 
@@ -187,11 +187,11 @@ class CountsInAClientsCache(FedAvg):
 def test_what_a_replay_would_not_change_is_an_error_and_never_a_frozen_value(kind, reason):
     setup = on_gpu(kind())
     with pytest.raises(RunError, match=reason):
-        play(setup, rounds=5)
-    play(without_capture(setup), rounds=5)
+        run_rounds(setup, rounds=5)
+    run_rounds(without_capture(setup), rounds=5)
     if kind in (ServerStateOnTheHost, CountsInTheServersCache):
-        played = play(on_gpu(declaring(kind(), capturable=False)), rounds=5)
-        count = played.server.state.seen if kind is ServerStateOnTheHost else played.server.cache["count"]
+        finished = run_rounds(on_gpu(declaring(kind(), capturable=False)), rounds=5)
+        count = finished.server.state.seen if kind is ServerStateOnTheHost else finished.server.cache["count"]
         assert int(count) == 5
 
 
@@ -204,26 +204,26 @@ def test_a_round_that_cannot_be_captured_is_run_all_the_same():
 
     setup = on_gpu(Shy())
     with pytest.warns(RuntimeWarning, match="not in front of everybody"):
-        played = play(setup, rounds=7)
-    plain = play(without_capture(setup), rounds=7)
-    assert not played.engine.rounds.captured
-    assert gap(played.client(0), plain.client(0)) < 1e-5
-    assert gap(played.server.state, plain.server.state) < 1e-5
+        finished = run_rounds(setup, rounds=7)
+    plain = run_rounds(without_capture(setup), rounds=7)
+    assert not finished.engine.rounds.captured
+    assert gap(finished.client(0), plain.client(0)) < 1e-5
+    assert gap(finished.server.state, plain.server.state) < 1e-5
 
 
 def test_a_checkpoint_is_right_between_captured_rounds():
     setup = on_gpu(FedAvg(), dropout=0.5)
-    played = play(setup, rounds=5)
-    assert played.engine.rounds.captured
-    kept = {client: clone(state) for client, state in played.engine.state().items()}
-    server = clone(played.server.state)
-    unbroken = play(setup, rounds=3, engine=played.engine, first=6, state=played.server.state)
+    finished = run_rounds(setup, rounds=5)
+    assert finished.engine.rounds.captured
+    kept = {client: clone(state) for client, state in finished.engine.state().items()}
+    server = clone(finished.server.state)
+    unbroken = run_rounds(setup, rounds=3, engine=finished.engine, first=6, state=finished.server.state)
     after_unbroken = clone(unbroken.server.state)
-    played.engine.restore(kept)
-    again = play(setup, rounds=3, engine=played.engine, first=6, state=clone(server))
+    finished.engine.restore(kept)
+    again = run_rounds(setup, rounds=3, engine=finished.engine, first=6, state=clone(server))
     fresh = InProcess(setup)
     fresh.restore(kept)
-    other = play(setup, rounds=3, engine=fresh, first=6, state=clone(server))
+    other = run_rounds(setup, rounds=3, engine=fresh, first=6, state=clone(server))
     assert gap(after_unbroken, other.server.state) < 1e-5
     assert gap(again.client(0), other.client(0)) < 1e-5
     assert gap(after_unbroken, server) > 1e-4
@@ -233,8 +233,8 @@ def test_a_checkpoint_is_right_between_captured_rounds():
 def test_state_set_outside_a_captured_step_survives_fleets_that_run_side_by_side(seed):
     """FedKD's clients receive outside captured steps what the next captured step reads, on other streams."""
     setup = toy_setup(FedKD(), clients=5, models="architectures", width=64, seed=seed)
-    there = play(replace(setup, device=torch.device("cuda")), rounds=8)
-    here = play(setup, rounds=8)
+    there = run_rounds(replace(setup, device=torch.device("cuda")), rounds=8)
+    here = run_rounds(setup, rounds=8)
     for client in here.engine.members():
         assert gap(here.client(client).mentee, map_tree(Tensor.cpu, there.client(client).mentee)) < 1e-2
 
@@ -253,7 +253,7 @@ def test_state_that_moves_between_fields_is_replayed_in_order(whole):
             return Tree(**super().train(fleet, model), older=older)
 
     setup = on_gpu(Remembers())
-    replayed, plain = play(setup, rounds=6, whole=whole), play(without_capture(setup), rounds=6)
+    replayed, plain = run_rounds(setup, rounds=6, whole=whole), run_rounds(without_capture(setup), rounds=6)
     assert bool(replayed.engine.rounds.captured) == whole
     assert gap(replayed.client(0), plain.client(0)) < 1e-5
     assert gap(replayed.client(0).before, replayed.client(0).model) > 1e-4
@@ -262,7 +262,7 @@ def test_state_that_moves_between_fields_is_replayed_in_order(whole):
 def test_what_a_replay_returned_is_not_overwritten_by_the_next():
     setup = on_gpu(FedAvg())
     engine = InProcess(setup)
-    model = play(setup, rounds=1).server.state.model
+    model = run_rounds(setup, rounds=1).server.state.model
     kept = [engine.ask(Request("train", number, engine.members(), model)).model.head.weight for number in range(1, 6)]
     copies = [weight.clone() for weight in kept]
     torch.cuda.synchronize()

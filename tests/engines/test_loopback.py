@@ -15,7 +15,7 @@ from graft.federation.method import Method, step
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, count_bytes
 from graft.testing.wire import CountingLoopback, payload
-from tests.toy import play, toy_setup
+from tests.toy import run_rounds, toy_setup
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ def test_counted_bytes_are_what_crosses_the_pipes_but_for_framing():
     setup = toy_setup(FedAvg(), width=64)
     engine = CountingLoopback(setup)
     try:
-        played = play(setup, rounds=2, engine=engine)
-        counted, pipes = played.traffic, engine.counted()
+        finished = run_rounds(setup, rounds=2, engine=engine)
+        counted, pipes = finished.traffic, engine.counted()
         assert counted == pipes
         assert pipes.up + pipes.down < engine.wire_bytes  # framing is not counted
-        model = count_bytes(played.server.state.model)
+        model = count_bytes(finished.server.state.model)
         assert counted.down == 2 * 3 * model  # rounds, clients
         assert counted.up == 2 * 3 * (model + 8)  # and the number of nodes
     finally:

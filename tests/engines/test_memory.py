@@ -25,7 +25,7 @@ from graft.tensors.sparse import BlockSparse
 from graft.tensors.trees import flatten
 from graft.training.optimizers import Training
 from tests.memory import peak_of
-from tests.toy import gap, play, same, toy_setup, unbroken_and_resumed
+from tests.toy import gap, run_rounds, same, toy_setup, unbroken_and_resumed
 
 TINY = 1  # byte: nothing fits
 MB = 10**6
@@ -92,7 +92,7 @@ def test_estimates_are_between_two_thirds_and_three_times_what_is_measured(metho
     setup = toy_setup(METHODS[method](), models=model, graphs=sized_graphs(), width=64, dropout=0.5)
 
     def rounds():
-        engine = play(setup, rounds=2).engine
+        engine = run_rounds(setup, rounds=2).engine
         engine.ask(Request("score", 2, engine.members()))
 
     measured, estimated = peak_of(rounds), sum(map(sum, needs_of(setup)))
@@ -148,8 +148,8 @@ def test_a_client_that_does_not_fit_alone_is_named_and_runs_alone():
     assert found.groups == [[0], [1], [2]]
     setup = replace(toy_setup(FedAvg()), memory=TINY)
     with pytest.warns(MemoryWarning, match="client 0, 1, 2 is estimated to need up to"):
-        trained = play(setup, rounds=2)
-    assert gap(trained.server.state, play(replace(setup, memory=None), rounds=2).server.state) < 1e-5
+        trained = run_rounds(setup, rounds=2)
+    assert gap(trained.server.state, run_rounds(replace(setup, memory=None), rounds=2).server.state) < 1e-5
 
 
 # Runs.
@@ -160,14 +160,14 @@ def test_a_client_that_does_not_fit_alone_is_named_and_runs_alone():
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_results_do_not_depend_on_the_memory_there_is(name, participation):
     setup = toy_setup(METHODS[name](), clients=6, dropout=0.5, participation=participation)
-    whole = play(setup, rounds=3)
-    parts = play(replace(setup, memory=TINY), rounds=3)
+    whole = run_rounds(setup, rounds=3)
+    parts = run_rounds(replace(setup, memory=TINY), rounds=3)
     assert len(whole.engine.fleets) < len(parts.engine.fleets) == 6
     assert not whole.engine.plan.on_disk
     assert parts.engine.plan.on_disk
     for client in range(6):
         assert gap(*on_the_same_paths(whole.client(client), parts.client(client))) < 1e-5
-    other = play(replace(setup, seed=1, memory=TINY), rounds=3)
+    other = run_rounds(replace(setup, seed=1, memory=TINY), rounds=3)
     assert max(gap(whole.client(client).model, other.client(client).model) for client in range(6)) > 1e-3
 
 
@@ -183,7 +183,7 @@ def test_a_smaller_budget_means_a_smaller_peak():
     data, state, work = (sum(need[place] for need in needs_of(setup)) for place in range(3))
     parts = replace(setup, memory=data + state + work // 4)
     assert len(InProcess(parts).fleets) == 4
-    whole_peak, parts_peak = (peak_of(lambda one=one: play(one, rounds=2)) for one in (setup, parts))
+    whole_peak, parts_peak = (peak_of(lambda one=one: run_rounds(one, rounds=2)) for one in (setup, parts))
     assert parts_peak < 0.7 * whole_peak
     assert parts_peak < parts.memory
 
@@ -202,7 +202,7 @@ def on_disk(setup):
 def test_state_on_disk_gives_the_same_bits(name, participation, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     setup = toy_setup(METHODS[name](), clients=6, dropout=0.5, participation=participation)
-    here, there = play(setup, rounds=4), play(setup, rounds=4, engine=on_disk(setup))
+    here, there = run_rounds(setup, rounds=4), run_rounds(setup, rounds=4, engine=on_disk(setup))
     for client in range(6):
         assert same(here.client(client), there.client(client))
     assert same(here.server.state, there.server.state)
@@ -245,11 +245,11 @@ def test_state_on_disk_is_restored(monkeypatch, tmp_path):
 def test_a_run_can_go_on_with_more_or_less_memory(before, after):
     setup = toy_setup(FedAvg(), clients=6, dropout=0.5, participation=0.34)
     first, second = (replace(setup, memory=size) for size in (before, after))
-    half = play(first, rounds=1)
+    half = run_rounds(first, rounds=1)
     engine = InProcess(second)
     engine.restore(half.engine.state())
-    rest = play(second, rounds=2, engine=engine, first=2, state=half.server.state)
-    unbroken = play(setup, rounds=3)
+    rest = run_rounds(second, rounds=2, engine=engine, first=2, state=half.server.state)
+    unbroken = run_rounds(setup, rounds=3)
     assert gap(unbroken.server.state, rest.server.state) < 1e-5
 
 
@@ -282,13 +282,13 @@ def fleet_graphs():
 def test_a_second_model_looks_at_the_same_graph():
     graphs = sized_graphs()
     before = fleet_graphs()
-    one = play(toy_setup(FedAvg(), graphs=graphs), rounds=2).engine
+    one = run_rounds(toy_setup(FedAvg(), graphs=graphs), rounds=2).engine
     assert fleet_graphs() - before == 1
-    two = play(toy_setup(FedGKC(), graphs=graphs), rounds=2).engine
+    two = run_rounds(toy_setup(FedGKC(), graphs=graphs), rounds=2).engine
     assert fleet_graphs() - before == 2
     assert graph_bytes(one) == graph_bytes(two)
     # Clients of several architectures look at the same graph, and each kind at its part of it, mostly views.
-    mixed = play(toy_setup(FedGKC(), models="gcn,sage", graphs=graphs), rounds=2).engine
+    mixed = run_rounds(toy_setup(FedGKC(), models="gcn,sage", graphs=graphs), rounds=2).engine
     assert len(mixed.fleets) == 1
     assert fleet_graphs() - before == 2 + 1 + 2
     assert graph_bytes(mixed) < 1.75 * graph_bytes(two)
@@ -297,5 +297,5 @@ def test_a_second_model_looks_at_the_same_graph():
 @pytest.mark.parametrize("models", ["gcn", "gcn,sage"])
 def test_no_mask_outlives_its_step(models):
     for epochs in (1, 2, 5):  # of which some leave masks that were made ahead
-        played = play(toy_setup(FedGKC(), models=models, dropout=0.5, epochs=epochs), rounds=1)
-        assert not any(fleet.random._masks for fleet in played.engine.fleets)
+        finished = run_rounds(toy_setup(FedGKC(), models=models, dropout=0.5, epochs=epochs), rounds=1)
+        assert not any(fleet.random._masks for fleet in finished.engine.fleets)

@@ -100,7 +100,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(small, tmp_p
 
     half = graft.run("fedprox", out=tmp_path / "half", progress=interrupt, **settings)
     assert not half.finished
-    assert half.rounds[-1]["round"] == 5  # the round that was being played is finished first
+    assert half.rounds[-1]["round"] == 5  # the round that was under way is finished first
     assert not (tmp_path / "half" / "result.json").exists()
     resumed = graft.resume(tmp_path / "half")
     assert resumed.finished

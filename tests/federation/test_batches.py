@@ -24,8 +24,8 @@ from tests.toy import (
     CLASSES,
     bare_fleet,
     gap,
-    play,
     random_weights,
+    run_rounds,
     same,
     toy_graph,
     toy_graphs,
@@ -150,9 +150,9 @@ def test_one_batch_of_all_nodes_is_full_batch_training():
 
 def test_full_batch_training_cuts_nothing(monkeypatch):
     monkeypatch.setattr(graft.federation.setup, "build_batches", None)
-    play(setup_of("fedavg", batches=1))
+    run_rounds(setup_of("fedavg", batches=1))
     with pytest.raises(Exception, match="callable"):
-        play(setup_of("fedavg", batches=2))
+        run_rounds(setup_of("fedavg", batches=2))
 
 
 def test_every_epoch_takes_every_batch_once_in_an_order_of_its_own():
@@ -283,7 +283,7 @@ class Made(TorchDispatchMode):
 def sides_while_training(setup, monkeypatch):
     """The sides of all tensors made while clients train, and those that tensors of all nodes would have."""
     engine = InProcess(setup)
-    played = play(setup, rounds=1, engine=engine)  # what is prepared once is made here
+    finished = run_rounds(setup, rounds=1, engine=engine)  # what is prepared once is made here
     made, fit = Made(), graft.federation.fleet.fit
 
     def watched(*given):
@@ -291,7 +291,7 @@ def sides_while_training(setup, monkeypatch):
             return fit(*given)
 
     monkeypatch.setattr(graft.federation.fleet, "fit", watched)
-    play(setup, rounds=1, engine=engine, first=2, state=played.server.state)
+    run_rounds(setup, rounds=1, engine=engine, first=2, state=finished.server.state)
     assert made.sides
     return made.sides, {fleet.graph.nodes for fleet in engine.fleets}
 
@@ -310,10 +310,10 @@ def test_full_batch_training_does_make_such_tensors(monkeypatch):
 @every_batched_method
 def test_a_fleet_equals_its_clients_one_by_one(name):
     setup = setup_of(name, dropout=0.5)
-    together, alone = play(setup, rounds=2), play(setup, rounds=2, engine=InProcess(setup, alone=True))
+    together, alone = run_rounds(setup, rounds=2), run_rounds(setup, rounds=2, engine=InProcess(setup, alone=True))
     for client in together.engine.members():
         assert gap(together.client(client), alone.client(client)) < 1e-5
-    full = play(setup_of(name, batches=1, dropout=0.5), rounds=2)
+    full = run_rounds(setup_of(name, batches=1, dropout=0.5), rounds=2)
     assert gap(together.client(0), full.client(0)) > 1e-4
 
 
@@ -330,10 +330,10 @@ def test_resumed_equals_unbroken(name, participation):
 @pytest.mark.parametrize("name", ["fedavg", "fedgkc_paper"])
 def test_processes_with_messages_as_bytes_give_the_same_result(name):
     setup = setup_of(name, batches=3, dropout=0.5)
-    here = play(setup, rounds=2)
+    here = run_rounds(setup, rounds=2)
     engine = Loopback(setup)
     try:
-        play(setup, rounds=2, engine=engine)
+        run_rounds(setup, rounds=2, engine=engine)
         states = engine.state()
     finally:
         engine.close()
@@ -347,7 +347,7 @@ def test_scaffold_divides_its_path_by_all_steps_of_a_round():
     engine = InProcess(setup)
     fleet = engine.fleets[0]
     start = fleet.initial()
-    end = play(setup, rounds=1, engine=engine).client(0)
+    end = run_rounds(setup, rounds=1, engine=engine).client(0)
     path = map_tree(lambda first, last: (first[0] - last) / (6 * 0.01), start, end.model)
     assert gap(path, end.control) < 1e-5
 
@@ -381,7 +381,11 @@ def test_batches_that_cannot_be_are_refused():
 def test_replayed_batches_equal_plain_ones_and_those_of_the_cpu(name):
     here = setup_of(name, batches=3, dropout=0.5)
     there = replace(here, device=torch.device("cuda"))
-    replayed, plain, cpu = play(there, rounds=5), play(replace(there, capture=False), rounds=5), play(here, rounds=5)
+    replayed, plain, cpu = (
+        run_rounds(there, rounds=5),
+        run_rounds(replace(there, capture=False), rounds=5),
+        run_rounds(here, rounds=5),
+    )
     assert replayed.engine.rounds.captured
     for client in range(3):
         assert gap(replayed.client(client), plain.client(client)) < 1e-5

@@ -13,7 +13,7 @@ from graft.methods import METHODS
 from graft.methods.fedgkc import FedGKC
 from graft.tensors.trees import Owners, flatten
 from tests.contract import contract_method
-from tests.toy import gap, play, same, toy_graph, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graph, toy_setup
 
 MIXED = sorted(
     name for name, method in METHODS.items() if method.heterogeneous and not method.pooled and not method.architecture
@@ -51,10 +51,10 @@ def test_the_methods_that_qualify():
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_mixed_fleet_equals_its_clients_one_by_one(name, models, participation):
     setup = setup_of(name, models=models, participation=participation)
-    together, alone = play(setup, rounds=3), play(setup, rounds=3, engine=InProcess(setup, alone=True))
+    together, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
     assert (len(together.engine.fleets), len(alone.engine.fleets)) == (1, 7)
     assert_alike(together, alone)
-    other = play(replace(setup, training=replace(setup.training, learning_rate=0.02)), rounds=3)
+    other = run_rounds(replace(setup, training=replace(setup.training, learning_rate=0.02)), rounds=3)
     assert max(gap(*on_common_paths(together.client(one), other.client(one))) for one in range(7)) > 1e-3
 
 
@@ -72,19 +72,19 @@ def test_a_mixed_fleet_equals_its_clients_one_by_one(name, models, participation
 )
 def test_however_clients_train(training):
     setup = setup_of("fedgkc_paper", **training)
-    together, alone = play(setup, rounds=3), play(setup, rounds=3, engine=InProcess(setup, alone=True))
+    together, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
     assert_alike(together, alone)
-    usual = play(setup_of("fedgkc_paper"), rounds=3)
+    usual = run_rounds(setup_of("fedgkc_paper"), rounds=3)
     assert gap(together.client(0).model, usual.client(0).model) > 1e-4
 
 
 def test_kinds_that_begin_to_train_later_have_optimisers_that_have_seen_nothing():
     setup = setup_of("local", participation=0.15)  # one client a round
-    together = play(setup, rounds=6)
+    together = run_rounds(setup, rounds=6)
     counts = [int(together.client(one).optimizer.model.steps) for one in range(7)]
     assert sum(counts) == 6 * 3
     assert len(set(counts)) > 1
-    assert_alike(together, play(setup, rounds=6, engine=InProcess(setup, alone=True)))
+    assert_alike(together, run_rounds(setup, rounds=6, engine=InProcess(setup, alone=True)))
 
 
 @pytest.mark.parametrize("name", ["fedgkc_paper", "fedkd", "fedproto"])
@@ -99,14 +99,14 @@ def test_a_run_goes_on_in_fleets_of_any_kind(name, participation, before, after)
         "alone": lambda: InProcess(setup, alone=True),
         "small": lambda: InProcess(replace(setup, memory=TINY)),
     }
-    half = play(setup, rounds=2, engine=engines[before]())
+    half = run_rounds(setup, rounds=2, engine=engines[before]())
     engine = engines[after]()
     engine.restore(half.engine.state())
-    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
-    unbroken = play(setup, rounds=4)
+    rest = run_rounds(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    unbroken = run_rounds(setup, rounds=4)
     assert_alike(unbroken, rest)
     assert gap(unbroken.server.state, rest.server.state) < 1e-5
-    forgetful = play(setup, rounds=2, first=3)
+    forgetful = run_rounds(setup, rounds=2, first=3)
     assert gap(unbroken.server.state, forgetful.server.state) > 1e-4
 
 
@@ -115,23 +115,23 @@ def test_processes_give_the_same_and_their_state_goes_on_here(name):
     setup = setup_of(name, clients=5)
     workers = Loopback(setup)
     try:
-        there = play(setup, rounds=2, engine=workers)
+        there = run_rounds(setup, rounds=2, engine=workers)
         state = workers.state()
-        here = play(setup, rounds=2)
+        here = run_rounds(setup, rounds=2)
         assert_alike(here, there, clients=5)
         assert here.traffic == there.traffic
     finally:
         workers.close()
     engine = InProcess(setup)
     engine.restore(state)
-    rest = play(setup, rounds=1, engine=engine, first=3, state=there.server.state)
-    assert_alike(play(setup, rounds=3), rest, clients=5)
+    rest = run_rounds(setup, rounds=1, engine=engine, first=3, state=there.server.state)
+    assert_alike(run_rounds(setup, rounds=3), rest, clients=5)
 
 
 def test_a_clients_state_is_written_the_same_in_every_grouping():
     setup = setup_of("fedgkc")
     states = [
-        play(setup, rounds=1, engine=InProcess(*given, **named)).engine.state()
+        run_rounds(setup, rounds=1, engine=InProcess(*given, **named)).engine.state()
         for given, named in (((setup,), {}), ((setup,), {"alone": True}), ((replace(setup, memory=TINY),), {}))
     ]
     for client in range(7):
@@ -145,7 +145,7 @@ def test_replies_have_a_row_for_every_client_in_the_order_of_clients():
     seen = []
     ask = engine.ask
     engine.ask = lambda request: seen.append(ask(request)) or seen[-1]
-    play(setup, rounds=1, engine=engine)
+    run_rounds(setup, rounds=1, engine=engine)
     assert seen[0].clients == list(range(7))
     assert seen[0].size.tolist() == [graph.nodes for graph in setup.graphs]
     assert seen[0].copilot.head.weight.shape[0] == 7
@@ -166,9 +166,9 @@ def test_losses_are_listed_beside_those_they_belong_to():
 
 def test_a_client_without_edges_may_share_a_mixed_fleet():
     graphs = [toy_graph(9, seed=1), toy_graph(8, edgeless=True), toy_graph(9, seed=2)]
-    played = play(toy_setup(FedGKC(), models="gcn,gat,gin", graphs=graphs), rounds=2)
-    assert len(played.engine.fleets) == 1
-    assert all(leaf.isfinite().all() for client in range(3) for _, leaf in flatten(played.client(client)))
+    finished = run_rounds(toy_setup(FedGKC(), models="gcn,gat,gin", graphs=graphs), rounds=2)
+    assert len(finished.engine.fleets) == 1
+    assert all(leaf.isfinite().all() for client in range(3) for _, leaf in flatten(finished.client(client)))
 
 
 def test_results_show_plain_weights(tmp_path):
@@ -189,5 +189,5 @@ def test_owners_of_a_leaf_are_told_by_its_path():
 
 
 def test_equal_runs_are_equal_to_the_last_bit():
-    first, second = (play(setup_of("fedgkc_paper"), rounds=2) for _ in range(2))
+    first, second = (run_rounds(setup_of("fedgkc_paper"), rounds=2) for _ in range(2))
     assert all(same(first.client(one), second.client(one)) for one in range(7))

@@ -22,7 +22,7 @@ from graft.methods import METHODS
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.tensors.trees import Tree, flatten, map_tree, stack
-from tests.toy import gap, play, random_weights, same, toy_setup
+from tests.toy import gap, random_weights, run_rounds, same, toy_setup
 
 SMALL = {"dataset": "synthetic:nodes=120,degree=6,classes=3,features=8", "clients": 3, "width": 8, "rounds": 6}
 
@@ -151,7 +151,7 @@ def numbers(engine):
 def mixed_numbers(method, values, **settings):
     setup = toy_setup(method, clients=len(values), **settings)
     engine = with_models(setup, values)
-    play(setup, rounds=1, engine=engine)
+    run_rounds(setup, rounds=1, engine=engine)
     return numbers(engine)
 
 
@@ -160,33 +160,33 @@ def one_round(setup, engine, members):
     return setup.method.conduct(server, clients), clients.traffic, server
 
 
-def everyones(played, name="model"):
-    return stack([played.client(client)[name] for client in played.engine.members()])
+def everyones(finished, name="model"):
+    return stack([finished.client(client)[name] for client in finished.engine.members()])
 
 
 # What mixing does.
 
 
 def test_a_complete_graph_with_equal_weights_is_unweighted_fedavg():
-    peers = play(toy_setup(Train(), dropout=0.5), rounds=1)
-    server = play(toy_setup(FedAvg(), dropout=0.5, weight_by="uniform"), rounds=1).server
+    peers = run_rounds(toy_setup(Train(), dropout=0.5), rounds=1)
+    server = run_rounds(toy_setup(FedAvg(), dropout=0.5, weight_by="uniform"), rounds=1).server
     for client in range(3):
         assert gap(peers.client(client).model, server.state.model) < 1e-6
         assert same(peers.client(client).model, peers.client(0).model)
         assert not same(peers.client(client).trained, peers.client(client).model)
-    weighted = play(toy_setup(FedAvg(), dropout=0.5, weight_by="nodes"), rounds=1).server
+    weighted = run_rounds(toy_setup(FedAvg(), dropout=0.5, weight_by="nodes"), rounds=1).server
     assert gap(peers.client(0).model, weighted.state.model) > 1e-4
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_without_links_peers_train_alone_bit_for_bit(participation):
     settings = dict(clients=4, dropout=0.5, participation=participation)
-    silent, alone = (play(toy_setup(method, **settings), rounds=4) for method in (Train("none"), Local()))
+    silent, alone = (run_rounds(toy_setup(method, **settings), rounds=4) for method in (Train("none"), Local()))
     for client in range(4):
         assert same(silent.client(client).model, alone.client(client).model)
         assert same(silent.client(client).trained, alone.client(client).model)
     assert silent.traffic.peer == 0
-    linked = play(toy_setup(Train("complete"), **settings), rounds=4)
+    linked = run_rounds(toy_setup(Train("complete"), **settings), rounds=4)
     assert not same(linked.client(3).model, alone.client(3).model)
 
 
@@ -213,8 +213,8 @@ def test_the_mean_over_peers_is_kept_where_columns_sum_to_one():
             state[client].trained = map_tree(lambda leaf: leaf[0], random_weights(setup.models[0], seed=client))
         engine.restore(state)
         before = map_tree(lambda leaf: leaf.mean(0), stack([state[client].trained for client in state]))
-        played = play(setup, rounds=3, engine=engine)
-        return gap(before, map_tree(lambda leaf: leaf.mean(0), everyones(played)))
+        finished = run_rounds(setup, rounds=3, engine=engine)
+        return gap(before, map_tree(lambda leaf: leaf.mean(0), everyones(finished)))
 
     for topology in ("ring", "star", "regular", "random-undirected", "random", "matching", "exponential"):
         assert drift(topology, "metropolis") < 1e-6
@@ -228,7 +228,7 @@ def test_mixing_brings_peers_together():
     engine = with_models(setup, [0, 4, 8, 12])
     distances = []
     for number in range(1, 4):
-        distances.append(float(play(setup, rounds=1, engine=engine, first=number).records["disagreement"]))
+        distances.append(float(run_rounds(setup, rounds=1, engine=engine, first=number).records["disagreement"]))
     assert distances[0] > distances[1] > distances[2] > 0
 
 
@@ -263,7 +263,7 @@ def test_counters_are_taken_from_the_loudest():
 @pytest.mark.parametrize("participation", [1.0, 0.7])
 def test_fleets_of_different_sizes_equal_peers_one_by_one(method, participation):
     setup = toy_setup(method, clients=5, sizes=(30, 9, 7, 25, 8), participation=participation)
-    together, alone = play(setup, rounds=3), play(setup, rounds=3, engine=InProcess(setup, alone=True))
+    together, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
     assert len(together.engine.fleets) == 2
     for client in range(5):
         assert gap(together.client(client), alone.client(client)) < 1e-5
@@ -276,13 +276,13 @@ def test_fleets_of_different_sizes_equal_peers_one_by_one(method, participation)
 def test_absent_peers_neither_send_nor_hear():
     setup = toy_setup(OnlyMix("complete"), clients=4, participation=0.5)
     engine = with_models(setup, [1, 10, 100, 1000])
-    played = play(setup, rounds=1, engine=engine)
+    finished = run_rounds(setup, rounds=1, engine=engine)
     values = torch.tensor([1.0, 10, 100, 1000])
     there = torch.tensor(numbers(engine)) != values
     assert there.sum() == 2
     assert torch.tensor(numbers(engine))[there].tolist() == pytest.approx([float(values[there].mean())] * 2)
-    model = sum(leaf.nbytes for _, leaf in flatten(played.client(0).model))
-    assert played.traffic.peer == 2 * model
+    model = sum(leaf.nbytes for _, leaf in flatten(finished.client(0).model))
+    assert finished.traffic.peer == 2 * model
 
 
 def test_wishes_are_rescaled_to_those_who_are_there():
@@ -297,9 +297,9 @@ def test_wishes_are_rescaled_to_those_who_are_there():
 
 def test_a_federation_of_one_trains_alone():
     for method in (Train("ring"), Train("random", "push"), InParts(), Choosy()):
-        played = play(toy_setup(method, clients=1), rounds=2)
-        assert played.traffic.peer == 0
-        assert all(leaf.isfinite().all() for _, leaf in flatten(played.client(0)))
+        finished = run_rounds(toy_setup(method, clients=1), rounds=2)
+        assert finished.traffic.peer == 0
+        assert all(leaf.isfinite().all() for _, leaf in flatten(finished.client(0)))
 
 
 # What it costs.
@@ -314,20 +314,20 @@ def test_bytes_are_counted_for_every_directed_transfer():
         ("matching", 4, 1, 1),
         ("none", 0, 0, 0),
     ]:
-        played = play(toy_setup(Train(topology), clients=4), rounds=2)
-        model = sum(leaf.nbytes for _, leaf in flatten(played.client(0).model))
-        assert (played.traffic.up, played.traffic.down) == (0, 0)
-        assert played.traffic.peer == 2 * transfers * model
-        assert played.records["busiest_sender_bytes"] == most_sent * model
-        assert played.records["busiest_receiver_bytes"] == most_received * model
+        finished = run_rounds(toy_setup(Train(topology), clients=4), rounds=2)
+        model = sum(leaf.nbytes for _, leaf in flatten(finished.client(0).model))
+        assert (finished.traffic.up, finished.traffic.down) == (0, 0)
+        assert finished.traffic.peer == 2 * transfers * model
+        assert finished.records["busiest_sender_bytes"] == most_sent * model
+        assert finished.records["busiest_receiver_bytes"] == most_received * model
 
 
 def test_a_pull_loads_senders_unequally():
     setup = toy_setup(Train("random"), clients=9)
-    played = play(setup, rounds=1)
-    model = sum(leaf.nbytes for _, leaf in flatten(played.client(0).model))
-    assert played.records["busiest_receiver_bytes"] == 4 * model
-    assert played.records["busiest_sender_bytes"] > 4 * model
+    finished = run_rounds(setup, rounds=1)
+    model = sum(leaf.nbytes for _, leaf in flatten(finished.client(0).model))
+    assert finished.records["busiest_receiver_bytes"] == 4 * model
+    assert finished.records["busiest_sender_bytes"] > 4 * model
 
 
 def test_two_exchanges_with_one_step_are_recorded_apart():
@@ -357,10 +357,10 @@ def test_parts_are_counted_apart():
 )
 def test_separate_processes_give_the_same_models_and_bytes(method):
     setup = toy_setup(method, clients=4, dropout=0.5, participation=0.8)
-    here = play(setup, rounds=2)
+    here = run_rounds(setup, rounds=2)
     engine = Loopback(setup)
     try:
-        there = play(setup, rounds=2, engine=engine)
+        there = run_rounds(setup, rounds=2, engine=engine)
         states = engine.state()
     finally:
         engine.close()
@@ -411,11 +411,11 @@ class Wrong(Choosy):
 
 def test_an_exchange_that_does_not_fit_says_so():
     with pytest.raises(InputError, match=r"'mix' are for messages of 3 parts, but 'model/.*' .* has the shape"):
-        play(toy_setup(Wrong(parts=3)), rounds=1)
+        run_rounds(toy_setup(Wrong(parts=3)), rounds=1)
     with pytest.raises(TypeError, match="must hold something"):
-        play(toy_setup(Wrong(empty=True)), rounds=1)
+        run_rounds(toy_setup(Wrong(empty=True)), rounds=1)
     with pytest.raises(TypeError, match=r"step 'wish' gives links \(4,\); there must be one for each of 3 peers"):
-        play(toy_setup(Wrong(more=1)), rounds=1)
+        run_rounds(toy_setup(Wrong(more=1)), rounds=1)
 
 
 # A topology from outside.
@@ -424,14 +424,14 @@ def test_an_exchange_that_does_not_fit_says_so():
 def test_a_topology_from_outside_replaces_the_links_and_keeps_how_they_are_weighted():
     settings = dict(clients=5, dropout=0.5)
     for method, mixing in ((Train("complete", "metropolis"), "metropolis"), (Train("complete", "push"), "push")):
-        given = play(toy_setup(method, topology=Topology("star"), **settings), rounds=2)
-        own = play(toy_setup(Train("star", mixing), **settings), rounds=2)
-        other = play(toy_setup(Train("star", "uniform"), **settings), rounds=2)
+        given = run_rounds(toy_setup(method, topology=Topology("star"), **settings), rounds=2)
+        own = run_rounds(toy_setup(Train("star", mixing), **settings), rounds=2)
+        other = run_rounds(toy_setup(Train("star", "uniform"), **settings), rounds=2)
         assert same(given.client(1), own.client(1))
         assert not same(given.client(1), other.client(1))
     setup = toy_setup(Choosy(), clients=4, topology=Topology("complete"))
     engine = with_models(setup, [10, 20, 30, 40])
-    play(setup, rounds=1, engine=engine)
+    run_rounds(setup, rounds=1, engine=engine)
     assert numbers(engine) == pytest.approx([25] * 4)
 
 
@@ -531,9 +531,9 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(method, tmp_
 @pytest.mark.parametrize("method", [Train("random"), Train("exponential", "push"), InParts(), MixTwice("ring")])
 def test_exchanges_are_captured_on_the_gpu_and_give_what_they_give_on_the_cpu(method):
     setup = toy_setup(method, clients=4, dropout=0.5)
-    there = play(replace(setup, device=torch.device("cuda")), rounds=5)
+    there = run_rounds(replace(setup, device=torch.device("cuda")), rounds=5)
     assert any(capture.captured for capture in there.engine._steps.values())
-    here = play(setup, rounds=5)
+    here = run_rounds(setup, rounds=5)
     for client in range(4):
         assert gap(here.client(client), map_tree(Tensor.cpu, there.client(client))) < 1e-4
     assert here.traffic == there.traffic

@@ -31,7 +31,7 @@ from graft.methods.fedtad import (
 )
 from graft.methods.fedtad.synthetic_graph import stacked_logits
 from graft.tensors.trees import flatten, map_tree
-from tests.toy import gap, play, same, toy_setup
+from tests.toy import gap, run_rounds, same, toy_setup
 
 HOSTS = sorted(name for name, kind in METHODS.items() if takes_plugs(kind))
 every_host = pytest.mark.parametrize("host", HOSTS)
@@ -47,7 +47,7 @@ def host_setup(host, plug="", **settings):
 def played_or_skipped(setup, **options):
     """A host without a model at the server says so at its start."""
     try:
-        return play(setup, **options)
+        return run_rounds(setup, **options)
     except InputError as error:
         if "A plug needs a method whose server keeps" not in str(error):
             raise
@@ -79,7 +79,7 @@ def test_no_name_means_two_things(host, plug):
 def test_without_distillation_every_host_is_itself_bit_for_bit(host):
     plain, idle = host_setup(host), host_setup(host, "fedtad", iterations=0)
     with_plug = played_or_skipped(idle)
-    alone = play(plain)
+    alone = run_rounds(plain)
     kept = {name: value for name, value in with_plug.server.state.items() if name != "distillation"}
     assert same(kept, alone.server.state)
     assert all(same(with_plug.client(client), alone.client(client)) for client in range(3))
@@ -89,7 +89,7 @@ def test_without_distillation_every_host_is_itself_bit_for_bit(host):
 @every_host
 def test_the_server_phase_changes_what_every_host_sends_next(host):
     setup = host_setup(host, "fedtad_paper", pseudo_nodes=12)
-    with_plug, alone = played_or_skipped(setup), play(host_setup(host))
+    with_plug, alone = played_or_skipped(setup), run_rounds(host_setup(host))
     field = "models" if "models" in alone.server.state else "model"
     assert gap(with_plug.server.state[field], alone.server.state[field]) > 1e-4
     assert gap(with_plug.client(0).model, alone.client(0).model) > 1e-5
@@ -99,7 +99,7 @@ def test_the_server_phase_changes_what_every_host_sends_next(host):
 def test_fedtad_is_the_plug_on_fedavg():
     pairs = ((FedTAD(), Distillation), (FedTADPaper(), PaperDistillation), (FedTADReleased(), ReleasedDistillation))
     for method, plug in pairs:
-        whole, composed = (play(toy_setup(one, dropout=0.5)) for one in (method, plugged(FedAvg, plug)()))
+        whole, composed = (run_rounds(toy_setup(one, dropout=0.5)) for one in (method, plugged(FedAvg, plug)()))
         assert same(whole.server.state, composed.server.state)
         assert all(same(whole.client(client), composed.client(client)) for client in range(3))
 
@@ -155,8 +155,8 @@ def test_a_plug_and_a_host_must_not_share_a_name():
 def test_a_plug_of_your_own_sees_the_uploads_and_changes_what_the_server_made(host):
     kind = plugged(METHODS[host], Halving)
     ours, plain = (
-        play(toy_setup(kind()), rounds=1).server.state,
-        play(toy_setup(METHODS[host]()), rounds=1).server.state,
+        run_rounds(toy_setup(kind()), rounds=1).server.state,
+        run_rounds(toy_setup(METHODS[host]()), rounds=1).server.state,
     )
     field = "models" if "models" in plain else "model"
     assert same(ours[field], map_tree(lambda leaf: 0.5 * leaf, plain[field]))
@@ -168,7 +168,7 @@ def test_a_host_that_aggregates_nothing_is_refused():
             """Nobody is asked."""
 
     with pytest.raises(InputError, match="calls no `aggregate`"):
-        play(toy_setup(plugged(Silent, Halving)()), rounds=1)
+        run_rounds(toy_setup(plugged(Silent, Halving)()), rounds=1)
 
 
 def test_all_some_and_more_clients_can_be_asked():
@@ -183,9 +183,9 @@ def test_all_some_and_more_clients_can_be_asked():
 @pytest.mark.parametrize("host", ["scaffold", "fedgta"])
 def test_processes_with_messages_as_bytes_give_the_same_result(host):
     setup = host_setup(host, "fedtad", pseudo_nodes=12)
-    here, engine = play(setup), Loopback(setup)
+    here, engine = run_rounds(setup), Loopback(setup)
     try:
-        there = play(setup, engine=engine)
+        there = run_rounds(setup, engine=engine)
         assert gap(here.server.state, there.server.state) < 1e-5
         assert here.traffic == there.traffic
     finally:
@@ -197,10 +197,10 @@ def test_processes_with_messages_as_bytes_give_the_same_result(host):
 def test_resumed_equals_unbroken(host, participation):
     method = make_method(host, {"pseudo_nodes": 12}, "fedtad")
     setup = toy_setup(method, clients=4, dropout=0.5, participation=participation)
-    unbroken, half = play(setup, rounds=4), play(setup, rounds=2)
+    unbroken, half = run_rounds(setup, rounds=4), run_rounds(setup, rounds=2)
     engine = InProcess(setup)
     engine.restore(half.engine.state())
-    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    rest = run_rounds(setup, rounds=2, engine=engine, first=3, state=half.server.state)
     assert same(unbroken.server.state, rest.server.state)
 
 
@@ -283,7 +283,7 @@ def test_a_plugged_method_keeps_its_hosts_answers():
 
 def test_models_of_some_clients_are_replaced_and_others_left():
     setup = toy_setup(METHODS["fedgta"](), clients=4)
-    state = play(setup, rounds=1).server
+    state = run_rounds(setup, rounds=1).server
     before = map_tree(torch.clone, state.state.models)
     chosen = aggregated(state, [1, 3])
     assert len(chosen.head.bias) == 2
@@ -303,10 +303,10 @@ def test_the_server_distils_with_the_architecture_that_clients_train(monkeypatch
 
     monkeypatch.setattr(graft.methods.fedtad.distillation, "stacked_logits", logits)
     method = plugged(METHODS["fedomd"], Distillation)(hybrid=0.9, pseudo_nodes=12)
-    played = play(toy_setup(method, models="ortho_gcn", head="conv"), rounds=1)
-    (fleet,) = played.engine.fleets
+    finished = run_rounds(toy_setup(method, models="ortho_gcn", head="conv"), rounds=1)
+    (fleet,) = finished.engine.fleets
     assert fleet.model.hybrid == 0.9
-    assert played.server.model == fleet.model
+    assert finished.server.model == fleet.model
     assert set(seen) == {fleet.model}
 
 

@@ -50,7 +50,7 @@ def line(method, starts, minima=None, curvature=0.0, **settings):
     return toy_setup(moved, len(starts), Numbers(starts.shape[1:]), **(training | settings))
 
 
-def places(played, field="model"):
+def places(finished, field="model"):
     """Where every peer is."""
-    state = played.engine.state()
-    return torch.stack([state[peer][field].x for peer in played.engine.members()])
+    state = finished.engine.state()
+    return torch.stack([state[peer][field].x for peer in finished.engine.members()])

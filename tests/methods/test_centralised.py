@@ -6,19 +6,19 @@ from graft.federation.clients import Request
 from graft.methods.centralised import Centralised
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from tests.toy import SIZES, gap, play, same, toy_federation, toy_setup
+from tests.toy import SIZES, gap, run_rounds, same, toy_federation, toy_setup
 
 
 @pytest.mark.parametrize("edges", ["all", "inside"])
 @pytest.mark.parametrize("model", ["gcn", "gat", "sage", "gin", "sgc", "mlp"])
 def test_with_one_client_centralised_fedavg_and_local_agree_bit_for_bit(model, edges):
     settings = {"clients": 1, "models": model, "dropout": 0.5}
-    central = play(toy_setup(Centralised(edges=edges), **settings), rounds=3).client(0)
-    assert same(central, play(toy_setup(Local(), **settings), rounds=3).client(0))
-    averaged = play(toy_setup(FedAvg(), **settings), rounds=3)
+    central = run_rounds(toy_setup(Centralised(edges=edges), **settings), rounds=3).client(0)
+    assert same(central, run_rounds(toy_setup(Local(), **settings), rounds=3).client(0))
+    averaged = run_rounds(toy_setup(FedAvg(), **settings), rounds=3)
     assert same(central, averaged.client(0))
     assert same(central.model, averaged.server.state.model)
-    assert not same(central, play(toy_setup(Local(), **settings), rounds=2).client(0))
+    assert not same(central, run_rounds(toy_setup(Local(), **settings), rounds=2).client(0))
 
 
 STEPS = {"optimizer": "sgd", "learning_rate": 0.1, "weight_by": "train"}
@@ -28,18 +28,18 @@ STEPS = {"optimizer": "sgd", "learning_rate": 0.1, "weight_by": "train"}
 @pytest.mark.parametrize("model", ["gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4"])
 def test_union_of_clients_equals_fedavg_with_one_step(model, sparse):
     settings = {"models": model, "sparse": sparse} | STEPS
-    union = play(toy_setup(Centralised(edges="inside"), epochs=1, **settings), rounds=5).client(0).model
-    averaged = play(toy_setup(FedAvg(), epochs=1, **settings), rounds=5).server.state.model
+    union = run_rounds(toy_setup(Centralised(edges="inside"), epochs=1, **settings), rounds=5).client(0).model
+    averaged = run_rounds(toy_setup(FedAvg(), epochs=1, **settings), rounds=5).server.state.model
     assert gap(union, averaged) < 1e-6
-    by_nodes = play(toy_setup(FedAvg(), epochs=1, **(settings | {"weight_by": "nodes"})), rounds=5)
+    by_nodes = run_rounds(toy_setup(FedAvg(), epochs=1, **(settings | {"weight_by": "nodes"})), rounds=5)
     assert gap(union, by_nodes.server.state.model) > 1e-4
 
 
 def test_union_of_clients_is_neither_fedavg_with_more_steps_nor_training_on_all_edges():
-    union = play(toy_setup(Centralised(edges="inside"), epochs=1, **STEPS), rounds=6).client(0).model
-    drifting = play(toy_setup(FedAvg(), epochs=3, **STEPS), rounds=2).server.state.model
+    union = run_rounds(toy_setup(Centralised(edges="inside"), epochs=1, **STEPS), rounds=6).client(0).model
+    drifting = run_rounds(toy_setup(FedAvg(), epochs=3, **STEPS), rounds=2).server.state.model
     assert gap(union, drifting) > 1e-4
-    full = play(toy_setup(Centralised(), epochs=1, **STEPS), rounds=6).client(0).model
+    full = run_rounds(toy_setup(Centralised(), epochs=1, **STEPS), rounds=6).client(0).model
     assert gap(union, full) > 1e-3
 
 
@@ -54,17 +54,17 @@ def test_lost_edges_are_those_between_clients():
 
 def test_scores_are_those_of_each_client_and_add_up():
     setup = toy_setup(Centralised())
-    played = play(setup, rounds=1)
-    counted = played.engine.ask(Request("count", 1, [0]))
+    finished = run_rounds(setup, rounds=1)
+    counted = finished.engine.ask(Request("count", 1, [0]))
     assert counted.nodes.flatten().tolist() == list(SIZES)
     clients = toy_federation().clients
     wanted = [[int(mask.sum()) for mask in (graph.train, graph.validation, graph.test)] for graph in clients]
     assert counted.totals[0].tolist() == wanted
     whole = setup.graphs[0]
     assert counted.totals.sum((0, 1)).tolist() == [whole.train.sum(), whole.validation.sum(), whole.test.sum()]
-    correct = played.engine.ask(Request("score", 1, [0])).correct
+    correct = finished.engine.ask(Request("score", 1, [0])).correct
     assert correct.shape == (1, 3, 3)
-    fleet = played.engine.fleets[0]
+    fleet = finished.engine.fleets[0]
     right = fleet.predict(fleet.state.model).logits[0].argmax(1).numpy() == whole.y
     for client in range(3):
         own = toy_federation().membership == client
@@ -74,6 +74,6 @@ def test_scores_are_those_of_each_client_and_add_up():
 
 
 def test_nothing_is_counted_as_sent():
-    played = play(toy_setup(Centralised()))
-    assert (played.traffic.up, played.traffic.down, played.traffic.peer) == (0, 0, 0)
-    assert play(toy_setup(FedAvg())).traffic.up > 0
+    finished = run_rounds(toy_setup(Centralised()))
+    assert (finished.traffic.up, finished.traffic.down, finished.traffic.peer) == (0, 0, 0)
+    assert run_rounds(toy_setup(FedAvg())).traffic.up > 0

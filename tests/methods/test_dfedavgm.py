@@ -10,34 +10,39 @@ from graft.methods.dpsgd import DPSGD
 from graft.methods.local import Local
 from graft.tensors.trees import count_bytes, flatten
 from tests.methods.line import line, places
-from tests.toy import gap, play, same, toy_setup
+from tests.toy import gap, run_rounds, same, toy_setup
 
 COMPLETE, NOBODY = Topology("complete"), Topology("none")
 
 
 def test_heavy_ball_by_hand():
     for epochs, wanted in ((1, 0.9), (2, 0.72), (3, 0.486)):
-        played = play(line(DFedAvgM(), [1.0], curvature=1.0, epochs=epochs), rounds=1)
-        assert float(places(played)) == pytest.approx(wanted, abs=1e-6)
-    plain = play(line(DFedAvgM(momentum=0.0), [1.0], curvature=1.0, epochs=3), rounds=1)
+        finished = run_rounds(line(DFedAvgM(), [1.0], curvature=1.0, epochs=epochs), rounds=1)
+        assert float(places(finished)) == pytest.approx(wanted, abs=1e-6)
+    plain = run_rounds(line(DFedAvgM(momentum=0.0), [1.0], curvature=1.0, epochs=3), rounds=1)
     assert float(places(plain)) == pytest.approx(0.9**3, abs=1e-6)
 
 
 def test_ball_is_at_rest_again_in_every_round():
-    played = play(line(DFedAvgM(), [1.0], curvature=1.0, epochs=1), rounds=2)
-    assert float(places(played)) == pytest.approx(0.81, abs=1e-6)  # and not 0.72
-    assert not played.client(0).get("optimizer")
+    finished = run_rounds(line(DFedAvgM(), [1.0], curvature=1.0, epochs=1), rounds=2)
+    assert float(places(finished)) == pytest.approx(0.81, abs=1e-6)  # and not 0.72
+    assert not finished.client(0).get("optimizer")
 
 
 def test_one_step_without_momentum_on_a_complete_graph_is_a_step_of_all_data():
-    played = play(line(DFedAvgM(momentum=0.0), [0.0, 2.0, 4.0], [0.0, 1.0, 8.0], 1.0, topology=COMPLETE), rounds=1)
-    torch.testing.assert_close(places(played), torch.full((3,), 2.1))
+    finished = run_rounds(
+        line(DFedAvgM(momentum=0.0), [0.0, 2.0, 4.0], [0.0, 1.0, 8.0], 1.0, topology=COMPLETE), rounds=1
+    )
+    torch.testing.assert_close(places(finished), torch.full((3,), 2.1))
 
 
 def test_without_links_it_is_local_training_with_momentum():
-    ours = play(toy_setup(DFedAvgM(), topology=NOBODY, dropout=0.5), rounds=3)
+    ours = run_rounds(toy_setup(DFedAvgM(), topology=NOBODY, dropout=0.5), rounds=3)
     settings = {"optimizer": "momentum", "optimizer_state": "reset", "dropout": 0.5}
-    alone, adam = play(toy_setup(Local(), **settings), rounds=3), play(toy_setup(Local(), dropout=0.5), rounds=3)
+    alone, adam = (
+        run_rounds(toy_setup(Local(), **settings), rounds=3),
+        run_rounds(toy_setup(Local(), dropout=0.5), rounds=3),
+    )
     for peer in range(3):
         assert same(ours.client(peer).model, alone.client(peer).model)
         assert gap(ours.client(peer).model, adam.client(peer).model) > 1e-3
@@ -45,16 +50,16 @@ def test_without_links_it_is_local_training_with_momentum():
 
 def test_peers_at_rest_keep_their_mean():
     starts = [0.0, 2.0, 4.0, -1.0, 7.0]
-    played = play(line(DFedAvgM(), starts), rounds=3)
-    assert float(places(played).mean()) == pytest.approx(2.4, abs=1e-6)
-    assert (places(played) - torch.tensor(starts)).abs().max() > 0.5
+    finished = run_rounds(line(DFedAvgM(), starts), rounds=3)
+    assert float(places(finished).mean()) == pytest.approx(2.4, abs=1e-6)
+    assert (places(finished) - torch.tensor(starts)).abs().max() > 0.5
 
 
 def test_without_momentum_it_is_dpsgd_with_sgd():
     settings = {"optimizer": "sgd", "learning_rate": 0.1}
-    ours, wanted = play(toy_setup(DFedAvgM(momentum=0.0), **settings)), play(toy_setup(DPSGD(), **settings))
+    ours, wanted = run_rounds(toy_setup(DFedAvgM(momentum=0.0), **settings)), run_rounds(toy_setup(DPSGD(), **settings))
     assert gap(ours.client(0).model, wanted.client(0).model) < 1e-6
-    assert gap(play(toy_setup(DFedAvgM(), **settings)).client(0).model, wanted.client(0).model) > 1e-4
+    assert gap(run_rounds(toy_setup(DFedAvgM(), **settings)).client(0).model, wanted.client(0).model) > 1e-4
 
 
 def fleet_of_one(method):
@@ -82,9 +87,9 @@ def test_stochastic_rounding_is_right_on_average():
 @pytest.mark.parametrize("bits", [8, 16])
 def test_quantised_peers_that_start_together_go_where_others_go(bits, rounding):
     settings = {"clients": 4, "learning_rate": 0.1}
-    plain = play(toy_setup(DFedAvgM(), **settings), rounds=1)
-    ours = play(toy_setup(DFedAvgM(bits=bits, rounding=rounding), **settings), rounds=1)
-    start = dict(flatten(play(toy_setup(DFedAvgM(), **settings), rounds=0).client(0).model))
+    plain = run_rounds(toy_setup(DFedAvgM(), **settings), rounds=1)
+    ours = run_rounds(toy_setup(DFedAvgM(bits=bits, rounding=rounding), **settings), rounds=1)
+    start = dict(flatten(run_rounds(toy_setup(DFedAvgM(), **settings), rounds=0).client(0).model))
     size = max(
         float((leaf - start[path]).abs().max())
         for peer in range(4)
@@ -96,20 +101,20 @@ def test_quantised_peers_that_start_together_go_where_others_go(bits, rounding):
 
 def test_quantised_peers_on_a_complete_graph_stay_together():
     settings = {"topology": COMPLETE, "learning_rate": 0.1}
-    plain, ours = (play(toy_setup(DFedAvgM(bits=bits), **settings), rounds=5) for bits in (0, 16))
+    plain, ours = (run_rounds(toy_setup(DFedAvgM(bits=bits), **settings), rounds=5) for bits in (0, 16))
     assert gap(ours.client(0).model, plain.client(0).model) < 1e-3
     assert gap(ours.client(0).model, ours.client(1).model) < 1e-6
     assert gap(plain.client(0).trained, plain.client(0).model) > 1e-2
 
 
 def test_quantised_peers_that_start_apart_stay_apart():
-    assert places(play(line(DFedAvgM(), [0.0, 2.0]), rounds=3)).tolist() == [1, 1]
-    assert places(play(line(DFedAvgM(bits=8), [0.0, 2.0]), rounds=3)).tolist() == [0, 2]
+    assert places(run_rounds(line(DFedAvgM(), [0.0, 2.0]), rounds=3)).tolist() == [1, 1]
+    assert places(run_rounds(line(DFedAvgM(bits=8), [0.0, 2.0]), rounds=3)).tolist() == [0, 2]
 
 
 def test_quantised_messages_are_a_number_of_bits_for_each_weight_and_a_size():
     def sent(bits):
-        return play(toy_setup(DFedAvgM(bits=bits), topology=COMPLETE), rounds=1)
+        return run_rounds(toy_setup(DFedAvgM(bits=bits), topology=COMPLETE), rounds=1)
 
     weights = count_bytes(sent(0).client(0).model) // 4
     assert sent(0).traffic.peer == 6 * 4 * weights
@@ -121,8 +126,8 @@ def test_record_holds_the_spectral_gap():
     for name, wanted in (("ring", 0.127322), ("complete", 1.0)):
         topology = Topology(name, mixing="metropolis")
         assert spectral_gap(topology.links(1, list(range(10)), 10, 0)) == pytest.approx(wanted, abs=1e-6)
-        played = play(line(DFedAvgM(), [0.0] * 10, topology=Topology(name)), rounds=1)
-        assert played.records["spectral_gap"] == pytest.approx(wanted, abs=1e-6)
+        finished = run_rounds(line(DFedAvgM(), [0.0] * 10, topology=Topology(name)), rounds=1)
+        assert finished.records["spectral_gap"] == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0])

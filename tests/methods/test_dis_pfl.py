@@ -15,7 +15,7 @@ from graft.methods.dpsgd import DPSGD
 from graft.tensors.randomness import streams
 from graft.tensors.trees import Tree, flatten
 from tests.methods.line import Numbers
-from tests.toy import gap, play, toy_setup
+from tests.toy import gap, run_rounds, toy_setup
 
 COMPLETE = Topology("complete")
 CORA = {  # a GCN of width 64
@@ -41,18 +41,18 @@ def matrix_engine(method, weights, masks, **settings):
 def test_mean_over_those_that_have_a_weight_by_hand():
     masks = [[1, 1, 0], [1, 0, 1]]
     setup, engine = matrix_engine(DisPFL(density=0.7), [[2, 4, 0], [6, 0, 8]], masks, topology=COMPLETE)
-    played = play(setup, rounds=1, engine=engine)
-    assert played.client(0).model.x.tolist() == [[4, 4, 0]]
-    assert played.client(1).model.x.tolist() == [[4, 0, 8]]
+    finished = run_rounds(setup, rounds=1, engine=engine)
+    assert finished.client(0).model.x.tolist() == [[4, 4, 0]]
+    assert finished.client(1).model.x.tolist() == [[4, 0, 8]]
     setup, engine = matrix_engine(DisPFL(density=0.7), [[2, 4, 0], [6, 0, 8]], masks, topology=Topology("none"))
-    assert play(setup, rounds=1, engine=engine).client(0).model.x.tolist() == [[2, 4, 0]]
+    assert run_rounds(setup, rounds=1, engine=engine).client(0).model.x.tolist() == [[2, 4, 0]]
 
 
 def test_weight_that_nobody_else_has_stays():
     weights, masks = [[2, 0, 0], [0, 5, 0], [0, 7, 0]], [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
     setup, engine = matrix_engine(DisPFL(density=0.4), weights, masks, topology=COMPLETE)
-    played = play(setup, rounds=1, engine=engine)
-    assert [played.client(peer).model.x[0].tolist() for peer in range(3)] == [[2, 0, 0], [0, 6, 0], [0, 6, 0]]
+    finished = run_rounds(setup, rounds=1, engine=engine)
+    assert [finished.client(peer).model.x[0].tolist() for peer in range(3)] == [[2, 0, 0], [0, 6, 0], [0, 6, 0]]
 
 
 def search(method, weights, masks, share, gradient=None):
@@ -142,7 +142,7 @@ def test_what_a_peer_does_not_have_is_exactly_nothing(regrow, local):
     setup = toy_setup(DisPFL(density=0.4, regrow=regrow, local=local), dropout=0.5)
     masks = []
     for rounds in range(1, 6):
-        state = play(setup, rounds=rounds).client(1)
+        state = run_rounds(setup, rounds=rounds).client(1)
         kept = dict(flatten(state.mask))
         fields = [state.model, state.trained]
         if local == "experiment":
@@ -152,26 +152,26 @@ def test_what_a_peer_does_not_have_is_exactly_nothing(regrow, local):
                 assert path not in kept or not leaf[~kept[path]].any()
         masks.append(torch.cat([mask.flatten() for mask in kept.values()]))
         counts = {path: int(mask.sum()) for path, mask in kept.items()}
-        assert counts == {path: int(mask.sum()) for path, mask in flatten(play(setup, rounds=0).client(1).mask)}
+        assert counts == {path: int(mask.sum()) for path, mask in flatten(run_rounds(setup, rounds=0).client(1).mask)}
     assert all(not torch.equal(one, masks[0]) for one in masks[1:])
     fixed = toy_setup(DisPFL(density=0.4, drop=0.0))
-    assert gap(play(fixed, rounds=4).client(1).mask, play(fixed, rounds=0).client(1).mask) == 0
+    assert gap(run_rounds(fixed, rounds=4).client(1).mask, run_rounds(fixed, rounds=0).client(1).mask) == 0
 
 
 def test_mask_is_that_of_the_models_which_are_scored():
-    state = play(toy_setup(DisPFL(density=0.4)), rounds=4).client(0)
+    state = run_rounds(toy_setup(DisPFL(density=0.4)), rounds=4).client(0)
     kept = dict(flatten(state.mask))
     assert any(leaf[kept[path]].any() for path, leaf in flatten(state.trained) if path in kept)
-    before = play(toy_setup(DisPFL(density=0.4)), rounds=3).client(0)
+    before = run_rounds(toy_setup(DisPFL(density=0.4)), rounds=3).client(0)
     other = dict(flatten(before.mask))
     assert any(leaf[~other[path]].any() for path, leaf in flatten(state.trained) if path in other)
 
 
 def test_whole_models_are_dpsgd_that_mixes_first():
     settings = {"clients": 5, "dropout": 0.5}
-    ours = play(toy_setup(DisPFL(density=1.0), **settings), rounds=3)
-    wanted = play(toy_setup(DPSGD("dispfl"), **settings), rounds=3)
-    sparse = play(toy_setup(DisPFL(density=0.9), **settings), rounds=3)
+    ours = run_rounds(toy_setup(DisPFL(density=1.0), **settings), rounds=3)
+    wanted = run_rounds(toy_setup(DPSGD("dispfl"), **settings), rounds=3)
+    sparse = run_rounds(toy_setup(DisPFL(density=0.9), **settings), rounds=3)
     for peer in range(5):
         for field in ("model", "trained"):
             assert gap(ours.client(peer)[field], wanted.client(peer)[field]) < 1e-5
@@ -179,26 +179,26 @@ def test_whole_models_are_dpsgd_that_mixes_first():
 
 
 def test_masks_differ_unless_wished_otherwise():
-    own, common = (play(toy_setup(DisPFL(same_start=same)), rounds=0) for same in (False, True))
+    own, common = (run_rounds(toy_setup(DisPFL(same_start=same)), rounds=0) for same in (False, True))
     assert gap(own.client(0).mask, own.client(1).mask) == 1
     assert gap(common.client(0).mask, common.client(1).mask) == 0
 
 
 def test_messages_are_the_weights_a_peer_has_and_a_bit_for_each():
-    played = play(toy_setup(DisPFL(density=0.5), topology=COMPLETE), rounds=2)
-    kept = {path: int(mask.sum()) for path, mask in flatten(played.client(0).mask)}
+    finished = run_rounds(toy_setup(DisPFL(density=0.5), topology=COMPLETE), rounds=2)
+    kept = {path: int(mask.sum()) for path, mask in flatten(finished.client(0).mask)}
     assert set(kept) == {"layer0/weight", "layer1/weight", "head/weight"}  # 6 x 8, 8 x 8 and 8 x 3
     biases = 8 + 8 + 3
     size = 4 * (sum(kept.values()) + biases) + (48 + 64 + 24) // 8
-    assert played.traffic.peer == 2 * 6 * size
+    assert finished.traffic.peer == 2 * 6 * size
     assert size < 0.6 * 4 * (48 + 64 + 24 + biases)
 
 
 def test_only_what_was_heard_counts():
     setup = toy_setup(DisPFL(regrow="gradient"), clients=5, dropout=0.5)
-    here, engine = play(setup, rounds=3), Loopback(setup)
+    here, engine = run_rounds(setup, rounds=3), Loopback(setup)
     try:
-        there = play(setup, rounds=3, engine=engine)
+        there = run_rounds(setup, rounds=3, engine=engine)
         assert all(gap(here.client(peer), there.client(peer)) < 1e-5 for peer in range(5))
     finally:
         engine.close()

@@ -13,7 +13,7 @@ from graft.methods.scaffold import SCAFFOLD
 from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack, weighted_mean
 from tests.methods.normed import Normed
 from tests.methods.quadratic import Parabolas, number_setup
-from tests.toy import gap, play, same, toy_graph, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graph, toy_setup
 
 
 class Drifting(FedDC, Parabolas):
@@ -21,12 +21,12 @@ class Drifting(FedDC, Parabolas):
 
 
 def x_after(method, rounds, **settings):
-    return float(play(number_setup(method, **({"epochs": 3} | settings)), rounds=rounds).server.state.model.x)
+    return float(run_rounds(number_setup(method, **({"epochs": 3} | settings)), rounds=rounds).server.state.model.x)
 
 
-def kept(played, name):
+def kept(finished, name):
     """One field of the state of all clients, stacked."""
-    return stack([played.client(client)[name] for client in played.engine.members()])
+    return stack([finished.client(client)[name] for client in finished.engine.members()])
 
 
 def test_first_average_moves_twice_as_far_as_fedavgs():
@@ -52,7 +52,7 @@ def test_in_the_first_round_clients_train_as_in_fedprox(optimizer):
     settings = {"optimizer": optimizer, "dropout": 0.5, "learning_rate": 0.1}
 
     def after(method, rounds):
-        return play(toy_setup(method, **settings), rounds=rounds)
+        return run_rounds(toy_setup(method, **settings), rounds=rounds)
 
     ours, wanted = after(FedDC(alpha=0.3), 1), after(FedProx(mu=0.3), 1)
     assert all(same(ours.client(client).model, wanted.client(client).model) for client in range(3))
@@ -68,7 +68,7 @@ def test_without_drift_pull_and_correction_it_is_fedavg_bit_for_bit(average, opt
     bare = {"alpha": 0.0, "correction": "off", "drift": False, "average": average}
 
     def after(method, **more):
-        return play(toy_setup(method, **settings, **more), rounds=3)
+        return run_rounds(toy_setup(method, **settings, **more), rounds=3)
 
     ours, wanted = after(FedDC(**bare)), after(FedAvg(), weight_by=weight_by)
     assert same(ours.server.state, wanted.server.state)
@@ -79,11 +79,11 @@ def test_without_drift_pull_and_correction_it_is_fedavg_bit_for_bit(average, opt
 
 def test_without_drift_and_pull_it_is_scaffold_with_controls_from_steps():
     settings = {"optimizer": "sgd", "learning_rate": 0.1, "dropout": 0.5}
-    ours = play(toy_setup(FedDC(alpha=0.0, drift=False), **settings), rounds=4)
-    wanted = play(toy_setup(SCAFFOLD(control="steps"), **settings), rounds=4)
+    ours = run_rounds(toy_setup(FedDC(alpha=0.0, drift=False), **settings), rounds=4)
+    wanted = run_rounds(toy_setup(SCAFFOLD(control="steps"), **settings), rounds=4)
     assert gap(ours.server.state, wanted.server.state) < 1e-6
     assert gap(kept(ours, "control"), kept(wanted, "control")) < 1e-5
-    other = play(toy_setup(SCAFFOLD(control="gradient"), **settings), rounds=4)
+    other = run_rounds(toy_setup(SCAFFOLD(control="gradient"), **settings), rounds=4)
     assert gap(ours.server.state, other.server.state) > 1e-4
 
 
@@ -92,32 +92,32 @@ def test_clients_that_do_not_move_keep_their_drift_and_the_server_adds_the_mean_
     engine = InProcess(setup)
     engine.fleets[0].state.drift = Tree(x=torch.tensor([1.0, 4.0]))
     before = Tree(model=Tree(x=torch.tensor(7.0)), drift=Tree(x=torch.tensor(2.5)))
-    played = play(setup, rounds=1, engine=engine, state=before)
-    assert kept(played, "drift").x.tolist() == [1.0, 4.0]
-    assert float(played.server.state.drift.x) == 2.5
-    assert float(played.server.state.model.x) == 7.0 + 2.5
+    finished = run_rounds(setup, rounds=1, engine=engine, state=before)
+    assert kept(finished, "drift").x.tolist() == [1.0, 4.0]
+    assert float(finished.server.state.drift.x) == 2.5
+    assert float(finished.server.state.model.x) == 7.0 + 2.5
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.67])
 def test_server_knows_the_mean_of_all_drifts_and_controls(participation):
     settings = {"optimizer": "sgd", "learning_rate": 0.1, "participation": participation}
-    played = play(toy_setup(FedDC(), **settings), rounds=5)
+    finished = run_rounds(toy_setup(FedDC(), **settings), rounds=5)
     for name in ("drift", "control"):
-        assert gap(played.server.state[name], weighted_mean(kept(played, name), torch.ones(3))) < 1e-5
-        assert gap(played.server.state[name], played.client(0)[name]) > 1e-4
+        assert gap(finished.server.state[name], weighted_mean(kept(finished, name), torch.ones(3))) < 1e-5
+        assert gap(finished.server.state[name], finished.client(0)[name]) > 1e-4
 
 
 def test_new_model_is_the_mean_of_participants_and_the_mean_drift_of_all():
     setup = toy_setup(FedDC(), participation=0.67)
-    played = play(setup, rounds=1)
-    asked = played.session.participants(1)
+    finished = run_rounds(setup, rounds=1)
+    asked = finished.session.participants(1)
     assert len(asked) == 2
-    mean = weighted_mean(stack([played.client(client).model for client in asked]), torch.ones(2))
-    drift = weighted_mean(kept(played, "drift"), torch.ones(3))
+    mean = weighted_mean(stack([finished.client(client).model for client in asked]), torch.ones(2))
+    drift = weighted_mean(kept(finished, "drift"), torch.ones(3))
     wanted = map_tree(torch.add, mean, drift)
-    assert gap(played.server.state.model, wanted) < 1e-6
+    assert gap(finished.server.state.model, wanted) < 1e-6
     (absent,) = set(range(3)) - set(asked)
-    assert not any(leaf.any() for _, leaf in flatten(played.client(absent).drift))
+    assert not any(leaf.any() for _, leaf in flatten(finished.client(absent).drift))
 
 
 def test_drift_is_the_sum_of_all_updates():
@@ -125,11 +125,11 @@ def test_drift_is_the_sum_of_all_updates():
     engine, starts, total = InProcess(setup), 0.0, torch.zeros(2)
     state = None
     for number in range(1, 4):
-        played = play(setup, rounds=1, engine=engine, first=number, state=state)
-        state = played.server.state
-        total += kept(played, "model").x - starts
+        finished = run_rounds(setup, rounds=1, engine=engine, first=number, state=state)
+        state = finished.server.state
+        total += kept(finished, "model").x - starts
         starts = float(state.model.x)
-        torch.testing.assert_close(kept(played, "drift").x, total)
+        torch.testing.assert_close(kept(finished, "drift").x, total)
 
 
 def test_pull_is_towards_the_received_model_less_the_drift():
@@ -145,14 +145,16 @@ def test_pull_is_towards_the_received_model_less_the_drift():
 @pytest.mark.parametrize(("optimizer", "same_as", "unlike"), [("adam", "off", "on"), ("sgd", "on", "off")])
 def test_by_itself_it_corrects_with_sgd_and_not_with_adam(optimizer, same_as, unlike):
     auto, alike, other = (
-        play(toy_setup(FedDC(correction=one), optimizer=optimizer), rounds=3) for one in ("auto", same_as, unlike)
+        run_rounds(toy_setup(FedDC(correction=one), optimizer=optimizer), rounds=3) for one in ("auto", same_as, unlike)
     )
     assert same(auto.server.state.model, alike.server.state.model)
     assert not same(auto.server.state.model, other.server.state.model)
 
 
 def test_messages_are_twice_those_of_fedavg_or_once_without_correction():
-    ours, bare, wanted = (play(toy_setup(method), rounds=2) for method in (FedDC(), FedDC(correction="off"), FedAvg()))
+    ours, bare, wanted = (
+        run_rounds(toy_setup(method), rounds=2) for method in (FedDC(), FedDC(correction="off"), FedAvg())
+    )
     model, asked = count_bytes(wanted.server.state.model), 2 * 3
     assert ours.traffic.down == 2 * wanted.traffic.down
     assert ours.traffic.up == wanted.traffic.up + asked * (model + 4)  # and the length of the drift
@@ -160,18 +162,18 @@ def test_messages_are_twice_those_of_fedavg_or_once_without_correction():
 
 
 def test_length_of_every_drift_is_recorded():
-    played = play(number_setup(Drifting(alpha=0.0, correction="off"), epochs=3), rounds=1)
-    assert played.records["drift_norm"].tolist() == pytest.approx([0.0, 2.628], abs=1e-6)
+    finished = run_rounds(number_setup(Drifting(alpha=0.0, correction="off"), epochs=3), rounds=1)
+    assert finished.records["drift_norm"].tolist() == pytest.approx([0.0, 2.628], abs=1e-6)
 
 
 def test_buffers_do_not_drift():
     with torch.random.fork_rng():
         setup = toy_setup(FedDC(), 2, Normed(), graphs=[toy_graph(9), toy_graph(8)], optimizer="sgd")
-    played = play(setup, rounds=2)
+    finished = run_rounds(setup, rounds=2)
     paths = ["norm/weight", "norm/bias", "head/weight", "head/bias"]
-    assert [path for path, _ in flatten(played.client(0).drift)] == paths
-    mean = (played.client(0).model.norm.running_mean + played.client(1).model.norm.running_mean) / 2
-    torch.testing.assert_close(played.server.state.model.norm.running_mean, mean)
+    assert [path for path, _ in flatten(finished.client(0).drift)] == paths
+    mean = (finished.client(0).model.norm.running_mean + finished.client(1).model.norm.running_mean) / 2
+    torch.testing.assert_close(finished.server.state.model.norm.running_mean, mean)
 
 
 def test_perceptrons_train_and_score():

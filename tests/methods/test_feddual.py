@@ -11,16 +11,16 @@ from graft.methods.feddual import FedDual
 from graft.methods.local import Local
 from graft.tensors.trees import count_bytes, flatten
 from tests.methods.line import line, places
-from tests.toy import gap, play, same, toy_setup
+from tests.toy import gap, run_rounds, same, toy_setup
 
 NOBODY = Topology("none")
 NOISY = {"clip": 1e3, "epsilon": 1e30}  # noise of a scale that no float notices
 
 
 def test_two_peers_are_federated_averaging():
-    ours, server = (play(toy_setup(method, clients=2), rounds=1) for method in (FedDual(), FedAvg()))
+    ours, server = (run_rounds(toy_setup(method, clients=2), rounds=1) for method in (FedDual(), FedAvg()))
     assert all(gap(ours.client(peer).model, server.server.state.model) < 1e-6 for peer in (0, 1))
-    plain = play(toy_setup(FedAvg(), clients=2, weight_by="uniform"), rounds=1)
+    plain = run_rounds(toy_setup(FedAvg(), clients=2, weight_by="uniform"), rounds=1)
     assert gap(ours.client(0).model, plain.server.state.model) > 1e-4
 
 
@@ -28,9 +28,9 @@ def test_two_peers_are_federated_averaging():
 def test_peer_without_a_partner_trains_alone_bit_for_bit(hierarchical):
     method = FedDual(hierarchical=hierarchical)
     for settings in ({"clients": 3, "topology": NOBODY}, {"clients": 1}):
-        ours, alone = (play(toy_setup(kind, dropout=0.5, **settings), rounds=3) for kind in (method, Local()))
+        ours, alone = (run_rounds(toy_setup(kind, dropout=0.5, **settings), rounds=3) for kind in (method, Local()))
         assert same(ours.client(0).model, alone.client(0).model)
-    linked = play(toy_setup(method, clients=2, dropout=0.5), rounds=3)
+    linked = run_rounds(toy_setup(method, clients=2, dropout=0.5), rounds=3)
     assert not same(linked.client(0).model, alone.client(0).model)
 
 
@@ -38,10 +38,12 @@ def test_peer_without_a_partner_trains_alone_bit_for_bit(hierarchical):
 def test_pairs_keep_the_mean_by_votes(weight_by):
     starts, votes = [0.0, 2.0, 4.0, -1.0, 7.0], torch.tensor([12.0, 9, 7, 12, 9])
     votes = votes if weight_by == "nodes" else torch.ones(5)
-    played = play(line(FedDual(), starts, weight_by=weight_by), rounds=1)
-    assert float((votes * places(played)).sum()) == pytest.approx(float((votes * torch.tensor(starts)).sum()), abs=1e-4)
-    assert len(set(places(played).tolist())) == 3  # two pairs, and one that rests
-    assert (places(played) == torch.tensor(starts)).sum() == 1
+    finished = run_rounds(line(FedDual(), starts, weight_by=weight_by), rounds=1)
+    assert float((votes * places(finished)).sum()) == pytest.approx(
+        float((votes * torch.tensor(starts)).sum()), abs=1e-4
+    )
+    assert len(set(places(finished).tolist())) == 3  # two pairs, and one that rests
+    assert (places(finished) == torch.tensor(starts)).sum() == 1
 
 
 def rests(round, peers):
@@ -61,15 +63,15 @@ def test_tournament_brings_all_together(peers, weight_by):
     votes = torch.tensor([(12.0, 9.0, 7.0)[peer % 3] for peer in range(peers)])
     votes = votes if weight_by == "nodes" else torch.ones(peers)
     wanted = (votes * torch.tensor(starts)).sum() / votes.sum()
-    played = play(line(FedDual(hierarchical=True), starts, weight_by=weight_by), rounds=1)
-    torch.testing.assert_close(places(played), wanted.expand(peers))
-    pairs = play(line(FedDual(), starts, weight_by=weight_by), rounds=1)
+    finished = run_rounds(line(FedDual(hierarchical=True), starts, weight_by=weight_by), rounds=1)
+    torch.testing.assert_close(places(finished), wanted.expand(peers))
+    pairs = run_rounds(line(FedDual(), starts, weight_by=weight_by), rounds=1)
     assert peers == 2 or len(set(places(pairs).tolist())) == peers // 2
-    assert played.traffic.peer == pairs.traffic.peer * (peers - 1).bit_length()
+    assert finished.traffic.peer == pairs.traffic.peer * (peers - 1).bit_length()
 
 
 def test_tournament_of_three_leaves_one_of_the_first_pair_behind():
-    met = places(play(line(FedDual(hierarchical=True), [0.0, 3.0, 9.0]), rounds=1)).tolist()
+    met = places(run_rounds(line(FedDual(hierarchical=True), [0.0, 3.0, 9.0]), rounds=1)).tolist()
     assert sum(abs(place - 4) < 1e-5 for place in met) == 2  # the mean of all, groups counted by their members
     assert min(met, key=lambda place: -abs(place - 4)) in (1.5, 4.5, 6)  # the mean of one pair
 
@@ -84,15 +86,15 @@ def test_levels_of_a_tournament_are_one_draw():
 
 def test_record_has_the_links_of_every_level():
     setup = line(FedDual(hierarchical=True), [0.0, 1.0, 2.0, 3.0])
-    played = play(setup, rounds=0)
-    links = setup.method.conduct(played.server, Clients(played.engine, 2, [0, 1, 2, 3]))
+    finished = run_rounds(setup, rounds=0)
+    links = setup.method.conduct(finished.server, Clients(finished.engine, 2, [0, 1, 2, 3]))
     assert list(links) == ["merge", "merge 2"]
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_noise_too_small_to_notice_changes_nothing(noise):
-    ours, plain = (play(toy_setup(FedDual(**settings)), rounds=2) for settings in ({"noise": noise} | NOISY, {}))
-    loud = play(toy_setup(FedDual(noise=noise, clip=1e3, epsilon=1e4)), rounds=2)
+    ours, plain = (run_rounds(toy_setup(FedDual(**settings)), rounds=2) for settings in ({"noise": noise} | NOISY, {}))
+    loud = run_rounds(toy_setup(FedDual(noise=noise, clip=1e3, epsilon=1e4)), rounds=2)
     for peer in range(3):
         assert gap(ours.client(peer).model, plain.client(peer).model) < 1e-5
         assert gap(loud.client(peer).model, plain.client(peer).model) > 1e-3
@@ -102,7 +104,7 @@ def test_training_goes_no_further_than_the_clip():
     def length(clip):
         method = FedDual(noise="gaussian", clip=clip, epsilon=1e30)
         setup = toy_setup(method, topology=NOBODY)
-        before, after = play(setup, rounds=0), play(setup, rounds=1)
+        before, after = run_rounds(setup, rounds=0), run_rounds(setup, rounds=1)
         start = dict(flatten(before.client(0).model))
         moved, trained = (
             sum(float((leaf - start[path]).square().sum()) for path, leaf in flatten(after.client(0)[field])) ** 0.5
@@ -117,8 +119,8 @@ def test_training_goes_no_further_than_the_clip():
 
 @pytest.mark.parametrize(("noise", "deviation"), [("gaussian", 1.0), ("laplace", 2**0.5)])
 def test_scale_of_the_noise_is_clip_by_epsilon(noise, deviation):
-    played = play(line(FedDual(noise=noise, clip=3.0, epsilon=2.0), [[0.0] * 20000], topology=NOBODY), rounds=1)
-    drawn = places(played)[0]
+    finished = run_rounds(line(FedDual(noise=noise, clip=3.0, epsilon=2.0), [[0.0] * 20000], topology=NOBODY), rounds=1)
+    drawn = places(finished)[0]
     assert float(drawn.mean()) == pytest.approx(0, abs=0.05)
     assert float(drawn.std()) == pytest.approx(1.5 * deviation, rel=0.03)
     wanted = 1.5 * (2 / torch.pi) ** 0.5 if noise == "gaussian" else 1.5
@@ -126,10 +128,10 @@ def test_scale_of_the_noise_is_clip_by_epsilon(noise, deviation):
 
 
 def test_a_model_and_a_vote_go_each_way():
-    played = play(toy_setup(FedDual(), clients=4), rounds=2)
-    assert played.traffic.peer == 2 * 4 * (count_bytes(played.client(0).model) + 4)
-    odd = play(toy_setup(FedDual(), clients=5), rounds=2)
-    assert odd.traffic.peer == played.traffic.peer
+    finished = run_rounds(toy_setup(FedDual(), clients=4), rounds=2)
+    assert finished.traffic.peer == 2 * 4 * (count_bytes(finished.client(0).model) + 4)
+    odd = run_rounds(toy_setup(FedDual(), clients=5), rounds=2)
+    assert odd.traffic.peer == finished.traffic.peer
 
 
 @pytest.mark.parametrize("settings", [{"clip": 0.0}, {"epsilon": 0.0}, {"epsilon": -1.0}])

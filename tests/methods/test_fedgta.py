@@ -17,7 +17,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedgta import FedGTA, mix, shares
 from graft.methods.local import Local
 from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, select_clients, stack, weighted_mean
-from tests.toy import gap, play, same, toy_graph, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graph, toy_setup
 
 
 def linked(nodes, edges, classes, train, total=2):
@@ -139,10 +139,12 @@ def test_permuted_clients_get_permuted_models():
 
 def test_identical_clients_get_the_plain_average():
     graphs = [toy_graph(12)] * 3
-    ours = play(toy_setup(FedGTA(), graphs=graphs), rounds=3)
-    wanted = play(toy_setup(FedAvg(), graphs=graphs, weight_by="uniform"), rounds=3).server.state.model
+    ours = run_rounds(toy_setup(FedGTA(), graphs=graphs), rounds=3)
+    wanted = run_rounds(toy_setup(FedAvg(), graphs=graphs, weight_by="uniform"), rounds=3).server.state.model
     assert all(gap(select_clients(ours.server.state.models, client), wanted) < 1e-6 for client in range(3))
-    others = play(toy_setup(FedGTA(), graphs=[toy_graph(12), toy_graph(12, seed=1), toy_graph(12, seed=2)]), rounds=3)
+    others = run_rounds(
+        toy_setup(FedGTA(), graphs=[toy_graph(12), toy_graph(12, seed=1), toy_graph(12, seed=2)]), rounds=3
+    )
     assert gap(select_clients(others.server.state.models, 0), wanted) > 1e-3
 
 
@@ -154,72 +156,72 @@ class Sized(FedGTA):
 
 
 def test_everyone_as_partner_and_sizes_as_confidence_is_fedavg():
-    ours = play(toy_setup(Sized(threshold=-1.1), dropout=0.5), rounds=3)
-    wanted = play(toy_setup(FedAvg(), dropout=0.5), rounds=3)
+    ours = run_rounds(toy_setup(Sized(threshold=-1.1), dropout=0.5), rounds=3)
+    wanted = run_rounds(toy_setup(FedAvg(), dropout=0.5), rounds=3)
     for client in range(3):
         assert gap(select_clients(ours.server.state.models, client), wanted.server.state.model) < 1e-5
         assert gap(ours.client(client).model, wanted.client(client).model) < 1e-5
-    weighted = play(toy_setup(FedGTA(threshold=-1.1), dropout=0.5), rounds=3)
+    weighted = run_rounds(toy_setup(FedGTA(threshold=-1.1), dropout=0.5), rounds=3)
     assert gap(select_clients(weighted.server.state.models, 0), wanted.server.state.model) > 1e-4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_nobody_as_partner_is_local_training_bit_for_bit(dropout):
-    ours = play(toy_setup(FedGTA(threshold=1.0), dropout=dropout), rounds=3)
-    wanted = play(toy_setup(Local(), dropout=dropout), rounds=3)
+    ours = run_rounds(toy_setup(FedGTA(threshold=1.0), dropout=dropout), rounds=3)
+    wanted = run_rounds(toy_setup(Local(), dropout=dropout), rounds=3)
     for client in range(3):
         assert same(ours.client(client).model, wanted.client(client).model)
         assert same(select_clients(ours.server.state.models, client), wanted.client(client).model)
-    mixed = play(toy_setup(FedGTA(threshold=-1.1), dropout=dropout), rounds=3)
+    mixed = run_rounds(toy_setup(FedGTA(threshold=-1.1), dropout=dropout), rounds=3)
     assert not same(mixed.client(0).model, wanted.client(0).model)
 
 
 def test_every_client_trains_from_its_own_row_of_the_servers_models():
     setup = toy_setup(FedGTA(threshold=1.0), epochs=1, optimizer="sgd", learning_rate=1e-12)
     start = stack([setup.models[0].start(torch.Generator().manual_seed(client)) for client in range(3)])
-    played = play(setup, rounds=1, state=Tree(models=start))
+    finished = run_rounds(setup, rounds=1, state=Tree(models=start))
     for client in range(3):
-        assert gap(played.client(client).model, select_clients(start, client)) < 1e-6
-    assert gap(played.client(0).model, select_clients(start, 1)) > 1e-2
+        assert gap(finished.client(client).model, select_clients(start, client)) < 1e-6
+    assert gap(finished.client(0).model, select_clients(start, 1)) > 1e-2
 
 
 def test_clients_that_were_not_asked_keep_the_model_made_for_them():
     setup = toy_setup(FedGTA(threshold=-1.1), clients=4, participation=0.5)
-    played = play(setup, rounds=1)
-    asked = played.session.participants(1)
+    finished = run_rounds(setup, rounds=1)
+    asked = finished.session.participants(1)
     assert asked != [0, 1]  # or positions and numbers could not be told apart
-    start = play(setup, rounds=0).server.state.models
+    start = run_rounds(setup, rounds=0).server.state.models
     for client in range(4):
-        moved = gap(select_clients(played.server.state.models, client), select_clients(start, client))
+        moved = gap(select_clients(finished.server.state.models, client), select_clients(start, client))
         assert moved > 1e-3 if client in asked else moved == 0
 
 
 def test_models_go_to_the_clients_they_were_made_for():
     setup = toy_setup(FedGTA(threshold=1.0), clients=4, participation=0.5)
-    played = play(setup, rounds=1)
-    for client in played.session.participants(1):
-        assert same(select_clients(played.server.state.models, client), played.client(client).model)
+    finished = run_rounds(setup, rounds=1)
+    for client in finished.session.participants(1):
+        assert same(select_clients(finished.server.state.models, client), finished.client(client).model)
 
 
 def test_federation_without_edges_counts_all_partners_alike():
     graphs = [toy_graph(9, edgeless=True), toy_graph(8, edgeless=True)]
-    played = play(toy_setup(FedGTA(threshold=-1.1), graphs=graphs), rounds=1)
-    mean = weighted_mean(stack([played.client(client).model for client in (0, 1)]), torch.ones(2))
-    assert all(gap(select_clients(played.server.state.models, client), mean) < 1e-6 for client in (0, 1))
-    assert played.records["confidence"].tolist() == [0.0, 0.0]
+    finished = run_rounds(toy_setup(FedGTA(threshold=-1.1), graphs=graphs), rounds=1)
+    mean = weighted_mean(stack([finished.client(client).model for client in (0, 1)]), torch.ones(2))
+    assert all(gap(select_clients(finished.server.state.models, client), mean) < 1e-6 for client in (0, 1))
+    assert finished.records["confidence"].tolist() == [0.0, 0.0]
 
 
 def test_partners_and_confidence_are_recorded():
-    records = play(toy_setup(FedGTA(threshold=-1.1)), rounds=1).records
+    records = run_rounds(toy_setup(FedGTA(threshold=-1.1)), rounds=1).records
     assert records["partners"].tolist() == [3, 3, 3]
     assert all(value > 0 for value in records["confidence"])
 
 
 @pytest.mark.parametrize(("kind", "length"), [("hybrid", 2 * 10 * 3), ("raw", 10 * 3), ("central", 10 * 3)])
 def test_bytes_are_a_model_down_and_a_model_its_moments_and_a_number_up(kind, length):
-    played = play(toy_setup(FedGTA(moments=kind)), rounds=2)
-    model = count_bytes(select_clients(played.server.state.models, 0))
-    assert (played.traffic.down, played.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 4 * length + 4))
+    finished = run_rounds(toy_setup(FedGTA(moments=kind)), rounds=2)
+    model = count_bytes(select_clients(finished.server.state.models, 0))
+    assert (finished.traffic.down, finished.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 4 * length + 4))
 
 
 def test_the_models_made_at_the_server_are_scored():
@@ -241,12 +243,12 @@ def test_the_models_made_at_the_server_are_scored():
 
 
 def test_server_and_clients_share_no_memory():
-    played = play(toy_setup(FedGTA(threshold=1.0)), rounds=1)
-    before = map_tree(torch.clone, played.server.state.models)
-    for fleet in played.engine.fleets:
+    finished = run_rounds(toy_setup(FedGTA(threshold=1.0)), rounds=1)
+    before = map_tree(torch.clone, finished.server.state.models)
+    for fleet in finished.engine.fleets:
         for _, leaf in flatten(fleet.state):
             leaf.fill_(7)
-    assert same(played.server.state.models, before)
+    assert same(finished.server.state.models, before)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from graft.methods.fedkd.compression import apply_update, compress_leaf, factors
 from graft.methods.local import Local
 from graft.models.architecture import Output
 from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack
-from tests.toy import CLASSES, gap, play, same, toy_graphs, toy_setup, trained_tree
+from tests.toy import CLASSES, gap, run_rounds, same, toy_graphs, toy_setup, trained_tree
 
 SURE = torch.tensor([0.75, 0.25]).log()
 EVEN = torch.tensor([0.5, 0.5]).log()
@@ -115,8 +115,8 @@ def test_client_without_labels_distils_at_its_plain_weight():
     state = fleet.state
     losses = method.losses(fleet, Tree(mentor=state.model, mentee=state.mentee, projection=state.projection))
     assert all(0 < float(loss[1]) < 10 for loss in losses)  # and not 1e6 times that
-    played = play(toy_setup(FedKD(), models="sage", graphs=graphs))
-    assert all(leaf.isfinite().all() for _, leaf in flatten(played.client(1)))
+    finished = run_rounds(toy_setup(FedKD(), models="sage", graphs=graphs))
+    assert all(leaf.isfinite().all() for _, leaf in flatten(finished.client(1)))
 
 
 @pytest.mark.parametrize(("energy", "rank"), [(0.60, 1), (0.64, 1), (0.65, 2), (0.95, 2), (1.0, 2)])
@@ -175,15 +175,15 @@ def test_what_factors_would_not_shorten_goes_as_it_is():
 def test_energy_rises_in_a_line_and_ends_in_the_last_round():
     energies = [FedKD().energy(number / 100) for number in (1, 50, 100, 200)]
     assert energies == pytest.approx([0.9503, 0.965, 0.98, 0.98])
-    played = play(toy_setup(FedKD()), rounds=3)
-    assert played.records == {"energy": pytest.approx(0.95 + 0.03 * 3 / 100)}
+    finished = run_rounds(toy_setup(FedKD()), rounds=3)
+    assert finished.records == {"energy": pytest.approx(0.95 + 0.03 * 3 / 100)}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_with_all_energy_it_is_as_if_nothing_were_compressed(optimizer):
     settings = {"models": "gcn,sage", "optimizer": optimizer, "learning_rate": 0.01 if optimizer == "adam" else 0.5}
     raw, exact, rough = (
-        play(toy_setup(FedKD(**one), **settings), rounds=3) for one in ({"compress": False}, EXACT, ROUGH)
+        run_rounds(toy_setup(FedKD(**one), **settings), rounds=3) for one in ({"compress": False}, EXACT, ROUGH)
     )
     assert gap(raw.server.state.mentee, exact.server.state.mentee) < 1e-5
     assert gap(raw.client(1).model, exact.client(1).model) < 1e-5
@@ -193,12 +193,12 @@ def test_with_all_energy_it_is_as_if_nothing_were_compressed(optimizer):
 
 def test_without_distillation_mentees_are_fedavg_and_mentors_local():
     alone = FedKD(distil=0.0, hidden=0.0, **EXACT)
-    ours = play(toy_setup(alone, models="sage"), rounds=3)
-    averaged = play(toy_setup(FedAvg(), models="gcn", weight_by="uniform"), rounds=3)
-    local = play(toy_setup(Local(), models="sage"), rounds=3)
+    ours = run_rounds(toy_setup(alone, models="sage"), rounds=3)
+    averaged = run_rounds(toy_setup(FedAvg(), models="gcn", weight_by="uniform"), rounds=3)
+    local = run_rounds(toy_setup(Local(), models="sage"), rounds=3)
     assert gap(ours.server.state.mentee, averaged.server.state.model) < 1e-5
     assert all(gap(ours.client(client).model, local.client(client).model) < 1e-6 for client in range(3))
-    taught = play(toy_setup(FedKD(**EXACT), models="sage"), rounds=3)
+    taught = run_rounds(toy_setup(FedKD(**EXACT), models="sage"), rounds=3)
     assert gap(taught.server.state.mentee, averaged.server.state.model) > 1e-3
     assert gap(taught.client(0).model, local.client(0).model) > 1e-3
 
@@ -206,9 +206,10 @@ def test_without_distillation_mentees_are_fedavg_and_mentors_local():
 def test_votes_are_equal_unless_told_otherwise():
     alone = {"distil": 0.0, "hidden": 0.0, **EXACT}
     uniform, weighted = (
-        play(toy_setup(FedKD(weighting=one, **alone), models="sage"), rounds=2) for one in ("uniform", "by_weight")
+        run_rounds(toy_setup(FedKD(weighting=one, **alone), models="sage"), rounds=2)
+        for one in ("uniform", "by_weight")
     )
-    averaged = play(toy_setup(FedAvg(), models="gcn"), rounds=2)  # by nodes
+    averaged = run_rounds(toy_setup(FedAvg(), models="gcn"), rounds=2)  # by nodes
     assert gap(weighted.server.state.mentee, averaged.server.state.model) < 1e-5
     assert gap(uniform.server.state.mentee, averaged.server.state.model) > 1e-4
     assert weighted.traffic.up - uniform.traffic.up == 2 * 3 * 8
@@ -219,9 +220,9 @@ def test_after_every_round_participants_have_the_servers_mentee_bit_for_bit(part
     setup = toy_setup(FedKD(**ROUGH), models="gcn,sage", dropout=0.5, participation=participation)
     engine, state, seen = InProcess(setup), None, set()
     for number in range(1, 7):
-        played = play(setup, rounds=1, engine=engine, first=number, state=state)
-        state = played.server.state
-        equal = [same(played.client(client).mentee, state.mentee) for client in range(3)]
+        finished = run_rounds(setup, rounds=1, engine=engine, first=number, state=state)
+        state = finished.server.state
+        equal = [same(finished.client(client).mentee, state.mentee) for client in range(3)]
         assert equal == state.current.tolist()
         assert sum(equal) == (3 if participation == 1 else 2)
         seen |= {client for client in range(3) if equal[client]}
@@ -231,7 +232,7 @@ def test_after_every_round_participants_have_the_servers_mentee_bit_for_bit(part
 def test_client_that_missed_updates_is_sent_the_whole_mentee_first():
     setup = toy_setup(FedKD(compress=False), models="gcn,sage")
     engine = InProcess(setup)
-    server = play(setup, rounds=1, engine=engine).server
+    server = run_rounds(setup, rounds=1, engine=engine).server
 
     def bytes_down(number, members):
         traffic = Traffic()
@@ -265,23 +266,23 @@ def test_bytes_are_those_of_factors_or_of_the_matrix_whichever_is_less(engine_of
     setup = toy_setup(FedKD(**ROUGH), models="gcn,sage", dropout=0.5)
     engine = engine_of(setup)
     try:
-        played = play(setup, rounds=1, engine=engine)
-        changes = [played.client(client).change for client in range(3)]
+        finished = run_rounds(setup, rounds=1, engine=engine)
+        changes = [finished.client(client).change for client in range(3)]
     finally:
         engine.close()
     sizes = [bytes_by_hand(change, energy) for change in changes]
-    assert played.traffic.up == sum(sizes)
+    assert finished.traffic.up == sum(sizes)
     assert len(set(sizes)) > 1  # clients differ in rank
     assert all(size < MENTEE for size in sizes)
     like = initial_weights(setup.architecture("gcn"), 0)
     sent = [rebuild_update(setup.method.packed(change, energy), like) for change in changes]
     mean = map_tree(lambda leaf: leaf.mean(0), stack(sent))
-    assert played.traffic.down == 3 * (bytes_by_hand(mean, energy) + 8)  # and the energy itself
-    assert gap(apply_update(like, setup.method.packed(mean, energy)), played.server.state.mentee) < 1e-6
+    assert finished.traffic.down == 3 * (bytes_by_hand(mean, energy) + 8)  # and the energy itself
+    assert gap(apply_update(like, setup.method.packed(mean, energy)), finished.server.state.mentee) < 1e-6
 
 
 def test_update_is_compressed_and_not_the_weights():
-    still = play(toy_setup(FedKD(**ROUGH), optimizer="sgd", learning_rate=1e-12, weight_decay=0.0), rounds=2)
+    still = run_rounds(toy_setup(FedKD(**ROUGH), optimizer="sgd", learning_rate=1e-12, weight_decay=0.0), rounds=2)
     start = initial_weights(toy_setup(FedKD()).architecture("gcn"), 0)
     assert gap(still.server.state.mentee, start) < 1e-6  # compressed weights would have lost 40 % of their energy
 
@@ -301,8 +302,8 @@ class Narrow(nn.Module):
 def test_mentor_may_be_a_module_of_another_width_and_keeps_its_buffers_untrained():
     with torch.random.fork_rng():
         module = Narrow()
-    ours = play(toy_setup(FedKD(), models=["gcn", module]))
-    local = play(toy_setup(Local(), models=["gcn", module]))
+    ours = run_rounds(toy_setup(FedKD(), models=["gcn", module]))
+    local = run_rounds(toy_setup(Local(), models=["gcn", module]))
     assert ours.client(1).projection.shape == (8, 5)
     assert ours.client(0).projection.shape == (8, 8)
     assert int(ours.client(1).model.norm.num_batches_tracked) == 2 * 3
@@ -319,4 +320,4 @@ def test_projections_are_private_from_the_start():
 
 def test_unknown_architecture_of_the_mentee_is_refused():
     with pytest.raises(InputError, match="Unknown model 'gnc'"):
-        play(toy_setup(FedKD(mentee="gnc")))
+        run_rounds(toy_setup(FedKD(mentee="gnc")))

@@ -10,18 +10,18 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedmlp import FedMLP
 from graft.methods.fedprox import FedProx
 from graft.methods.scaffold import SCAFFOLD
-from tests.toy import gap, play, same, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graphs, toy_setup
 
 DATASET = "synthetic:nodes=120,degree=6,classes=3,features=8"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_it_is_fedavg_of_an_mlp_whatever_models_are_asked_for(dropout):
-    ours = play(toy_setup(FedMLP(), models="gat", dropout=dropout))
-    wanted = play(toy_setup(FedAvg(), models="mlp", dropout=dropout))
+    ours = run_rounds(toy_setup(FedMLP(), models="gat", dropout=dropout))
+    wanted = run_rounds(toy_setup(FedAvg(), models="mlp", dropout=dropout))
     assert same(ours.server.state, wanted.server.state)
     assert all(same(ours.client(client), wanted.client(client)) for client in range(3))
-    other = play(toy_setup(FedAvg(), models="gcn", dropout=dropout))
+    other = run_rounds(toy_setup(FedAvg(), models="gcn", dropout=dropout))
     assert not same(ours.server.state, other.server.state)
 
 
@@ -30,9 +30,9 @@ def test_without_its_edges_it_learns_and_says_the_same():
     bare = [replace(graph, edges=np.empty((2, 0), np.int64)) for graph in graphs]
 
     def after(method, graphs):
-        played = play(toy_setup(method, graphs=graphs, dropout=0.5), rounds=3)
-        fleet = played.engine.fleets[0]
-        return played.server.state, fleet.predict(fleet.state.model).logits
+        finished = run_rounds(toy_setup(method, graphs=graphs, dropout=0.5), rounds=3)
+        fleet = finished.engine.fleets[0]
+        return finished.server.state, fleet.predict(fleet.state.model).logits
 
     (state, logits), (bare_state, bare_logits) = after(FedMLP(), graphs), after(FedMLP(), bare)
     assert same(state, bare_state)
@@ -42,12 +42,12 @@ def test_without_its_edges_it_learns_and_says_the_same():
 
 
 def test_fedprox_and_scaffold_run_on_the_same_mlp():
-    wanted = play(toy_setup(FedMLP(), dropout=0.5))
-    ours = play(toy_setup(FedProx(mu=0.0), models="mlp", dropout=0.5))
+    wanted = run_rounds(toy_setup(FedMLP(), dropout=0.5))
+    ours = run_rounds(toy_setup(FedProx(mu=0.0), models="mlp", dropout=0.5))
     assert same(ours.server.state, wanted.server.state)
-    pulled = play(toy_setup(FedProx(mu=1.0), models="mlp", dropout=0.5))
+    pulled = run_rounds(toy_setup(FedProx(mu=1.0), models="mlp", dropout=0.5))
     assert gap(pulled.server.state, wanted.server.state) > 1e-4
-    corrected = play(toy_setup(SCAFFOLD(), models="mlp", dropout=0.5))
+    corrected = run_rounds(toy_setup(SCAFFOLD(), models="mlp", dropout=0.5))
     assert gap(corrected.server.state.model, wanted.server.state.model) > 1e-4
 
 

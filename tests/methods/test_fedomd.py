@@ -19,7 +19,7 @@ from graft.models.ortho_gcn import OrthoGCN, departure
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import broadcast_tree, count_bytes, flatten, map_tree
 from tests.methods.prototypes import hand_graph, mirror_setup
-from tests.toy import CLASSES, gap, play, random_weights, same, toy_graph, toy_setup
+from tests.toy import CLASSES, gap, random_weights, run_rounds, same, toy_graph, toy_setup
 
 # One feature each: {0, 1} at client 0 and {1, 1, 4} at client 1.
 TWO = [hand_graph([(0,), (1,)], [0, 1], 2), hand_graph([(1,), (1,), (4,)], [0, 1, 0], 2)]
@@ -49,7 +49,7 @@ def ortho_setup(method=None, **settings):
 
 def watch(setup, rounds=1):
     engine = Watched(setup)
-    return play(setup, rounds=rounds, engine=engine), engine
+    return run_rounds(setup, rounds=rounds, engine=engine), engine
 
 
 # Moments -------------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def watch(setup, rounds=1):
     ],
 )
 def test_two_clients_by_hand(method, wanted):
-    played, engine = watch(mirror_setup(method, TWO))
+    finished, engine = watch(mirror_setup(method, TWO))
     assert engine.train_subset == ["means", "moments", "match"]
     (_, means), (center, moments), (target, _) = engine.seen
     assert means.mean.flatten().tolist() == [0.5, 2.0]
@@ -72,8 +72,8 @@ def test_two_clients_by_hand(method, wanted):
     found = [center.message.mean.flatten(), target.message.moments.flatten()]
     torch.testing.assert_close(torch.cat(found), torch.tensor(POOLED))
     torch.testing.assert_close(moments.moments[0].flatten()[:2], torch.tensor([1.06, -1.404]))  # around 1.4, not 0.5
-    torch.testing.assert_close(played.records["discrepancy"], torch.tensor(wanted), atol=1e-5, rtol=1e-5)
-    own = played.client(0).own.flatten()
+    torch.testing.assert_close(finished.records["discrepancy"], torch.tensor(wanted), atol=1e-5, rtol=1e-5)
+    own = finished.client(0).own.flatten()
     torch.testing.assert_close(own, torch.tensor([0.5, 0.25, 0.0, 0.0625, 0.0]))
 
 
@@ -85,7 +85,7 @@ def test_global_moments_are_those_of_all_hidden_features_together(models, dropou
     fleet = engine.fleets[0]
     start = random_weights(fleet.model, seed=2)  # biases that are not 0, so that spare nodes say something
     sent = map_tree(lambda leaf: leaf[0], start)
-    play(setup, rounds=1, engine=engine, state=map_tree(torch.clone, {"model": sent}))
+    run_rounds(setup, rounds=1, engine=engine, state=map_tree(torch.clone, {"model": sent}))
     fleet = fleet.with_random(Stream(fleet.state.seeds))
     hidden, _ = hidden_of(fleet, broadcast_tree(sent, 3, fleet.device))
     assert len(hidden) == {"ortho_gcn": 3, "ortho_gcn5": 6, "gcn": 1}[models]
@@ -125,10 +125,10 @@ def third_moment(features):
 
 
 def test_mean_of_all_clients_counts_nodes_whatever_votes_count():
-    played, engine = watch(mirror_setup(FedOMD(), TWO, weight_by="uniform"))
+    finished, engine = watch(mirror_setup(FedOMD(), TWO, weight_by="uniform"))
     assert float(engine.seen[1][0].message.mean) == pytest.approx(1.4)
     assert engine.seen[2][1].weight.tolist() == [1, 1]
-    assert float(played.client(0).mean) == pytest.approx(1.4)
+    assert float(finished.client(0).mean) == pytest.approx(1.4)
 
 
 # The discrepancy -----------------------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ def test_higher_orders_add_to_the_discrepancy():
 
 def test_layer_that_says_the_same_of_all_nodes_is_not_divided_by_zero():
     graphs = [hand_graph([(2,), (2,)], [0, 1], 2), hand_graph([(2,), (2,), (2,)], [0, 1, 0], 2)]
-    played = play(mirror_setup(FedOMD(), graphs), rounds=1)
-    assert played.records["discrepancy"].tolist() == [0, 0]
-    assert float(played.client(0).span) == pytest.approx(1e-6)
+    finished = run_rounds(mirror_setup(FedOMD(), graphs), rounds=1)
+    assert finished.records["discrepancy"].tolist() == [0, 0]
+    assert float(finished.client(0).span) == pytest.approx(1e-6)
 
 
 # The loss ------------------------------------------------------------------------------------------------------------
@@ -208,18 +208,18 @@ def test_one_client_alone_has_no_discrepancy_even_under_dropout(dropout):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1])
 def test_one_client_alone_trains_its_network_with_orthogonality_only(alpha):
-    with_it, without = (play(ortho_setup(FedOMD(alpha, beta), clients=1), rounds=3) for beta in (10.0, 0.0))
+    with_it, without = (run_rounds(ortho_setup(FedOMD(alpha, beta), clients=1), rounds=3) for beta in (10.0, 0.0))
     assert same(with_it.client(0).model, without.client(0).model)
     assert same(with_it.server.state, without.server.state)
-    two, free = (play(ortho_setup(FedOMD(alpha, beta), clients=2), rounds=3) for beta in (10.0, 0.0))
+    two, free = (run_rounds(ortho_setup(FedOMD(alpha, beta), clients=2), rounds=3) for beta in (10.0, 0.0))
     assert gap(two.client(0).model, free.client(0).model) > 1e-3
 
 
 def test_two_identical_clients_have_no_discrepancy():
     graph = toy_graph(12)
-    played = play(ortho_setup(graphs=[graph, graph]), rounds=2)
-    assert played.records["discrepancy"].tolist() == [0, 0]
-    other = play(ortho_setup(graphs=[graph, toy_graph(12, seed=5)]), rounds=2)
+    finished = run_rounds(ortho_setup(graphs=[graph, graph]), rounds=2)
+    assert finished.records["discrepancy"].tolist() == [0, 0]
+    other = run_rounds(ortho_setup(graphs=[graph, toy_graph(12, seed=5)]), rounds=2)
     assert (other.records["discrepancy"] > 0.01).all()
 
 
@@ -227,21 +227,21 @@ def test_two_identical_clients_have_no_discrepancy():
 def test_without_both_ingredients_it_is_fedavg_bit_for_bit(dropout):
     plain = OrthoGCN(6, CLASSES, width=8, dropout=dropout, orthogonal=False)
     settings = {"models": plain, "dropout": dropout, "epochs": 2}
-    ours = play(toy_setup(FedOMD(alpha=0.0, beta=0.0, orthogonal=False), **settings), rounds=3)
-    wanted = play(toy_setup(FedAvg(), **settings), rounds=3)
+    ours = run_rounds(toy_setup(FedOMD(alpha=0.0, beta=0.0, orthogonal=False), **settings), rounds=3)
+    wanted = run_rounds(toy_setup(FedAvg(), **settings), rounds=3)
     assert same(ours.server.state, wanted.server.state)
     assert ours.traffic == wanted.traffic
     for client in range(3):
         assert same(ours.client(client), wanted.client(client))
     for method in (FedOMD(alpha=0.0, beta=1.0, orthogonal=False), FedOMD(alpha=0.0, beta=0.0)):
-        assert not same(play(toy_setup(method, **settings), rounds=3).server.state, wanted.server.state)
+        assert not same(run_rounds(toy_setup(method, **settings), rounds=3).server.state, wanted.server.state)
 
 
 def test_without_discrepancy_it_is_fedavg_of_an_orthogonal_network():
     settings = {"models": OrthoGCN(6, CLASSES, width=8, dropout=0.5), "dropout": 0.5}
-    ours, wanted = (play(toy_setup(method, **settings), rounds=3) for method in (FedOMD(0.0, 0.0), FedAvg()))
+    ours, wanted = (run_rounds(toy_setup(method, **settings), rounds=3) for method in (FedOMD(0.0, 0.0), FedAvg()))
     assert same(ours.server.state, wanted.server.state)
-    pulled = play(toy_setup(FedOMD(0.1, 0.0), **settings), rounds=3)
+    pulled = run_rounds(toy_setup(FedOMD(0.1, 0.0), **settings), rounds=3)
     assert not same(pulled.server.state, wanted.server.state)
 
 
@@ -258,17 +258,17 @@ def test_pull_by_hand(pull_on):
 
 def test_training_draws_the_layers_to_orthogonal_matrices():
     def left(alpha):
-        played = play(ortho_setup(FedOMD(alpha=alpha, beta=0.0), epochs=20), rounds=3)
-        model = played.engine.fleets[0].model
-        return departure(model.inner_weights(broadcast_tree(played.server.state.model, 1, torch.device("cpu")))).sum()
+        finished = run_rounds(ortho_setup(FedOMD(alpha=alpha, beta=0.0), epochs=20), rounds=3)
+        model = finished.engine.fleets[0].model
+        return departure(model.inner_weights(broadcast_tree(finished.server.state.model, 1, torch.device("cpu")))).sum()
 
     assert left(1.0) < 0.5 * left(0.0)
 
 
 def test_training_draws_the_moments_of_clients_together():
     def left(beta):
-        played = play(ortho_setup(FedOMD(beta=beta)), rounds=40)
-        return played.records["discrepancy"].mean()
+        finished = run_rounds(ortho_setup(FedOMD(beta=beta)), rounds=40)
+        return finished.records["discrepancy"].mean()
 
     assert left(10.0) < 0.7 * left(1e-9)
 
@@ -287,8 +287,8 @@ def test_method_sets_up_the_orthogonal_layers_of_clients_and_server():
     model = engine.fleets[0].model
     wanted = replace(engine._setup.models[0], newton_steps=7, hybrid=0.5, center=True, orthogonal_start=True)
     assert model == wanted
-    played = play(ortho_setup(method), rounds=0)
-    assert gap(played.server.state.model, played.client(0).model) == 0
+    finished = run_rounds(ortho_setup(method), rounds=0)
+    assert gap(finished.server.state.model, finished.client(0).model) == 0
 
 
 def test_ablation_without_orthogonality_has_plain_layers_and_no_pull():
@@ -300,19 +300,19 @@ def test_ablation_without_orthogonality_has_plain_layers_and_no_pull():
 
 def test_scores_use_the_network_that_was_trained():
     setup = ortho_setup(FedOMD(orthogonal=False), epochs=5)
-    played = play(setup, rounds=2)
-    model = played.engine.fleets[0].model
-    correct = played.engine.ask(Request("score", 5, [0, 1, 2])).correct
-    assert torch.equal(correct, played.engine.fleets[0].correct(played.engine.fleets[0].state.model))
+    finished = run_rounds(setup, rounds=2)
+    model = finished.engine.fleets[0].model
+    correct = finished.engine.ask(Request("score", 5, [0, 1, 2])).correct
+    assert torch.equal(correct, finished.engine.fleets[0].correct(finished.engine.fleets[0].state.model))
     assert not model.orthogonal
-    common = played.engine.ask(Request("score_shared", 5, [0, 1, 2], played.server.state.model)).correct
+    common = finished.engine.ask(Request("score_shared", 5, [0, 1, 2], finished.server.state.model)).correct
     assert common.shape == (3, 1, 3)
 
 
 def test_papers_weight_of_moments_is_in_a_preset():
     assert (FedOMD().beta, FedOMDPaper().beta) == (0.1, 10.0)
     assert replace(FedOMDPaper(), beta=0.1).__dict__ == FedOMD().__dict__
-    ours, papers = (play(ortho_setup(method), rounds=2) for method in (FedOMD(beta=10.0), FedOMDPaper()))
+    ours, papers = (run_rounds(ortho_setup(method), rounds=2) for method in (FedOMD(beta=10.0), FedOMDPaper()))
     assert same(ours.server.state, papers.server.state)
 
 
@@ -339,13 +339,13 @@ def test_papers_network_is_trained_from_python_too(method):
 
 @pytest.mark.parametrize("models", ["gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4"])
 def test_of_other_architectures_the_embedding_is_matched(models):
-    played, engine = watch(ortho_setup(models=models), rounds=2)
+    finished, engine = watch(ortho_setup(models=models), rounds=2)
     assert engine.seen[1][0].message.mean.shape == (1, 8)
-    assert (played.records["discrepancy"] > 0).all()
-    alpha = play(ortho_setup(FedOMD(alpha=5.0), models=models), rounds=2)
-    assert same(alpha.server.state, played.server.state)  # there is nothing to keep orthogonal
-    beta = play(ortho_setup(FedOMD(beta=0.0), models=models), rounds=2)
-    assert not same(beta.server.state, played.server.state)
+    assert (finished.records["discrepancy"] > 0).all()
+    alpha = run_rounds(ortho_setup(FedOMD(alpha=5.0), models=models), rounds=2)
+    assert same(alpha.server.state, finished.server.state)  # there is nothing to keep orthogonal
+    beta = run_rounds(ortho_setup(FedOMD(beta=0.0), models=models), rounds=2)
+    assert not same(beta.server.state, finished.server.state)
 
 
 def test_your_own_module_can_be_matched_too():
@@ -359,8 +359,8 @@ def test_your_own_module_can_be_matched_too():
             return hidden, self.head(hidden)
 
     with torch.random.fork_rng():
-        played = play(ortho_setup(models=Own()), rounds=2)
-    assert played.client(0).own.shape == (1, 5, 4)
+        finished = run_rounds(ortho_setup(models=Own()), rounds=2)
+    assert finished.client(0).own.shape == (1, 5, 4)
 
 
 @pytest.mark.parametrize(
@@ -386,47 +386,47 @@ def test_fields_that_make_no_sense_are_refused(settings, words):
 @pytest.mark.parametrize(("span_from", "span_floats"), [("global", 1), ("fixed", 0)])
 def test_bytes_of_moments_beside_bytes_of_weights(span_from, span_floats):
     setup = ortho_setup(FedOMD(span_from=span_from), width=64)
-    played, engine = watch(setup)
+    finished, engine = watch(setup)
     layers, clients = 3, 3
     floats = layers * 5 * 64
     assert floats == 960  # each way
     up, down = 4 * (floats + 2 * layers * span_floats) + 8, 4 * (floats + layers * span_floats)
-    records = played.records
+    records = finished.records
     assert records["moment_bytes"] == clients * (up + down)
-    model = count_bytes(played.server.state.model)
+    model = count_bytes(finished.server.state.model)
     assert records["weight_bytes"] == clients * (model + model + 8 + 4)  # a vote, and the discrepancy for the record
-    assert records["moment_bytes"] + records["weight_bytes"] == played.traffic.up + played.traffic.down
-    assert sum(count_bytes(request.message) for request, _ in engine.seen) * clients == played.traffic.down
+    assert records["moment_bytes"] + records["weight_bytes"] == finished.traffic.up + finished.traffic.down
+    assert sum(count_bytes(request.message) for request, _ in engine.seen) * clients == finished.traffic.down
 
 
 def test_without_discrepancy_only_weights_travel():
-    played, engine = watch(ortho_setup(FedOMD(beta=0.0)), rounds=2)
+    finished, engine = watch(ortho_setup(FedOMD(beta=0.0)), rounds=2)
     assert engine.train_subset == ["train", "train"]
-    model = count_bytes(played.server.state.model)
-    assert (played.traffic.down, played.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 8))
-    assert {path.split("/")[0] for path, _ in flatten(played.client(0))} == {"model", "optimizer"}
+    model = count_bytes(finished.server.state.model)
+    assert (finished.traffic.down, finished.traffic.up) == (2 * 3 * model, 2 * 3 * (model + 8))
+    assert {path.split("/")[0] for path, _ in flatten(finished.client(0))} == {"model", "optimizer"}
 
 
 def test_orthogonal_networks_are_the_same_alone_in_processes_and_resumed():
     setup = ortho_setup(clients=4, dropout=0.5, participation=0.5, epochs=2)
-    whole = play(setup, rounds=4)
-    half, engine = play(setup, rounds=2), InProcess(setup)
+    whole = run_rounds(setup, rounds=4)
+    half, engine = run_rounds(setup, rounds=2), InProcess(setup)
     engine.restore(half.engine.state())
-    play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    run_rounds(setup, rounds=2, engine=engine, first=3, state=half.server.state)
     assert all(same(whole.client(client), engine.state()[client]) for client in range(4))
     workers = Loopback(setup)
     try:
         for other in (InProcess(setup, alone=True), workers):
-            there = play(setup, rounds=4, engine=other)
+            there = run_rounds(setup, rounds=4, engine=other)
             assert gap(there.server.state, whole.server.state) < 1e-5
             assert there.traffic == whole.traffic
     finally:
         workers.close()
-    assert gap(play(replace(setup, seed=1), rounds=4).server.state, whole.server.state) > 1e-3
+    assert gap(run_rounds(replace(setup, seed=1), rounds=4).server.state, whole.server.state) > 1e-3
 
 
 def test_fleet_equals_its_clients_alone():
     setup = ortho_setup(dropout=0.5, models="ortho_gcn4", head="conv")
-    together, alone = (play(setup, rounds=3, engine=InProcess(setup, alone=one)) for one in (False, True))
+    together, alone = (run_rounds(setup, rounds=3, engine=InProcess(setup, alone=one)) for one in (False, True))
     for client in range(3):
         assert gap(together.client(client), alone.client(client)) < 1e-5

@@ -17,7 +17,7 @@ from graft.methods.local import Local
 from graft.models.gcn import GCN
 from graft.tensors.trees import flatten, select_clients
 from tests.methods.prototypes import hand_graph, known, mirror_setup
-from tests.toy import CLASSES, gap, play, same, toy_graph, toy_graphs, toy_setup
+from tests.toy import CLASSES, gap, run_rounds, same, toy_graph, toy_graphs, toy_setup
 
 both = pytest.mark.parametrize("method", [FedProto, FedTGP])
 
@@ -30,8 +30,8 @@ OWNERS = [
 
 @pytest.mark.parametrize(("aggregation", "wanted"), [("uniform", (0.5, 1.0)), ("count", (0.75, 0.5))])
 def test_prototypes_of_owners_are_averaged(aggregation, wanted):
-    played = play(mirror_setup(FedProto(aggregation=aggregation), OWNERS), rounds=1)
-    state = played.server.state.known
+    finished = run_rounds(mirror_setup(FedProto(aggregation=aggregation), OWNERS), rounds=1)
+    state = finished.server.state.known
     assert tuple(state.prototypes[0].tolist()) == wanted
     assert state.prototypes[1].tolist() == [5, 5]  # not dragged towards the origin by the client without it
     assert state.present.tolist() == [True, True, False]
@@ -109,9 +109,9 @@ def test_spare_nodes_are_in_no_mean():
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_without_pull_it_is_local_training_bit_for_bit(method, dropout):
     settings = {"models": "gcn,sage", "dropout": dropout}
-    wanted = play(toy_setup(Local(), **settings), rounds=3)
-    ours = play(toy_setup(method(lam=0.0), **settings), rounds=3)
-    pulled = play(toy_setup(method(), **settings), rounds=3)
+    wanted = run_rounds(toy_setup(Local(), **settings), rounds=3)
+    ours = run_rounds(toy_setup(method(lam=0.0), **settings), rounds=3)
+    pulled = run_rounds(toy_setup(method(), **settings), rounds=3)
     for client in range(3):
         assert same(ours.client(client), wanted.client(client))
         assert not same(pulled.client(client), wanted.client(client))
@@ -119,18 +119,18 @@ def test_without_pull_it_is_local_training_bit_for_bit(method, dropout):
 
 @both
 def test_first_round_knows_no_prototypes_and_is_local_training(method):
-    first, local = (play(toy_setup(kind), rounds=1) for kind in (method(lam=10.0), Local()))
+    first, local = (run_rounds(toy_setup(kind), rounds=1) for kind in (method(lam=10.0), Local()))
     assert gap(first.client(0), local.client(0)) == 0
-    second, local = (play(toy_setup(kind), rounds=2) for kind in (method(lam=10.0), Local()))
+    second, local = (run_rounds(toy_setup(kind), rounds=2) for kind in (method(lam=10.0), Local()))
     assert gap(second.client(0).model, local.client(0).model) > 1e-4
 
 
 def test_one_client_that_does_not_train_hears_itself_and_is_pulled_by_its_variance():
     setup = toy_setup(FedProto(), clients=1, epochs=0)
-    played = play(setup, rounds=1)
-    fleet, graph = played.engine.fleets[0], setup.graphs[0]
+    finished = run_rounds(setup, rounds=1)
+    fleet, graph = finished.engine.fleets[0], setup.graphs[0]
     embedding = fleet.predict(fleet.state.model).embedding[0]
-    state, variances = played.server.state.known, []
+    state, variances = finished.server.state.known, []
     for label in range(CLASSES):
         mine = embedding[torch.from_numpy(graph.train & (graph.y == label))]
         torch.testing.assert_close(state.prototypes[label], mine.mean(0))
@@ -149,7 +149,7 @@ def test_order_of_clients_does_not_matter(method, models):
 
     def after(order):
         picked = {"models": [models[client] for client in order], "graphs": [graphs[client] for client in order]}
-        return play(toy_setup(method(), **picked), rounds=2).server.state.known
+        return run_rounds(toy_setup(method(), **picked), rounds=2).server.state.known
 
     assert gap(after([0, 1, 2]), after([2, 0, 1])) < 1e-5
     assert gap(after([0, 1, 2]), after([0, 1])) > 1e-4
@@ -158,15 +158,15 @@ def test_order_of_clients_does_not_matter(method, models):
 def test_class_that_nobody_sends_in_a_round_keeps_its_prototype():
     graphs = [hand_graph([(1, 1)], [0], 2), hand_graph([(3, 5)], [1], 2)]
     setup = replace(mirror_setup(FedProto(), graphs), participation=0.5)
-    played = play(setup, rounds=8)  # one client a round
-    assert played.server.state.known.prototypes.tolist() == [[1, 1], [3, 5]]
-    assert play(setup, rounds=1).server.state.known.present.sum() == 1
+    finished = run_rounds(setup, rounds=8)  # one client a round
+    assert finished.server.state.known.prototypes.tolist() == [[1, 1], [3, 5]]
+    assert run_rounds(setup, rounds=1).server.state.known.present.sum() == 1
 
 
 def test_pull_draws_training_nodes_to_the_prototypes():
     def spread_of(lam):
-        played = play(toy_setup(FedProto(lam=lam), epochs=10), rounds=10)
-        fleet, state = played.engine.fleets[0], played.server.state.known
+        finished = run_rounds(toy_setup(FedProto(lam=lam), epochs=10), rounds=10)
+        fleet, state = finished.engine.fleets[0], finished.server.state.known
         received = {name: leaf.expand(3, *leaf.shape) for name, leaf in state.items()}
         return prototype_loss(fleet, fleet.at_train_nodes(fleet.predict(fleet.state.model).embedding), received).mean()
 
@@ -181,20 +181,20 @@ NEAREST = [
 
 @both
 def test_classifier_answers_unless_prototypes_are_asked_for(method):
-    played = play(mirror_setup(method(), NEAREST), rounds=1)
-    correct = played.engine.ask(Request("score", 1, [0, 1])).correct
+    finished = run_rounds(mirror_setup(method(), NEAREST), rounds=1)
+    correct = finished.engine.ask(Request("score", 1, [0, 1])).correct
     assert correct[:, 0, 2].tolist() == [1, 0]  # the mirror's classifier says 0 of everything
 
 
 def test_nearest_prototype_answers_among_the_classes_that_have_one():
-    played = play(mirror_setup(FedProto(inference="prototype"), NEAREST), rounds=1)
-    fleet = played.engine.fleets[0]
+    finished = run_rounds(mirror_setup(FedProto(inference="prototype"), NEAREST), rounds=1)
+    fleet = finished.engine.fleets[0]
     assert fleet.state.known.prototypes[0].tolist() == [[0, 1.5], [6, 1.5], [0, 0]]
     said = FedProto(inference="prototype").logits(fleet).argmax(2)
     # Absent class 2 stands at the origin in the message; read as a prototype it would take (1, 0).
     assert said[0].tolist() == [0, 1, 0, 1, 1]
     assert said[1, :3].tolist() == [0, 1, 0]
-    correct = played.engine.ask(Request("score", 1, [0, 1])).correct
+    correct = finished.engine.ask(Request("score", 1, [0, 1])).correct
     assert correct[:, 0, 2].tolist() == [2, 0]
 
 
@@ -210,8 +210,8 @@ def test_client_that_has_heard_nothing_answers_by_its_classifier(method):
 
 @both
 def test_inference_does_not_change_training_and_costs_one_more_message(method):
-    head = play(toy_setup(method(), models="gcn,sage", dropout=0.5), rounds=3)
-    near = play(toy_setup(method(inference="prototype"), models="gcn,sage", dropout=0.5), rounds=3)
+    head = run_rounds(toy_setup(method(), models="gcn,sage", dropout=0.5), rounds=3)
+    near = run_rounds(toy_setup(method(inference="prototype"), models="gcn,sage", dropout=0.5), rounds=3)
     assert same(head.server.state, near.server.state)
     for client in range(3):
         assert same(head.client(client).model, near.client(client).model)
@@ -224,18 +224,18 @@ def test_inference_does_not_change_training_and_costs_one_more_message(method):
 @both
 def test_prototype_inference_is_the_same_alone_in_processes_and_resumed(method):
     setup = toy_setup(method(inference="prototype"), clients=4, models="gcn,sage", dropout=0.5, participation=0.5)
-    whole = play(setup, rounds=4)
+    whole = run_rounds(setup, rounds=4)
     asked = Request("score", 4, [0, 1, 2, 3])
-    half, engine = play(setup, rounds=2), InProcess(setup)
+    half, engine = run_rounds(setup, rounds=2), InProcess(setup)
     engine.restore(half.engine.state())
-    rest = play(setup, rounds=2, engine=engine, first=3, state=half.server.state)
+    rest = run_rounds(setup, rounds=2, engine=engine, first=3, state=half.server.state)
     assert all(same(whole.client(client), rest.client(client)) for client in range(4))
     workers = Loopback(setup)
     try:
         for other in (InProcess(setup, alone=True), workers):
-            played = play(setup, rounds=4, engine=other)
+            finished = run_rounds(setup, rounds=4, engine=other)
             assert torch.equal(other.ask(asked).correct, whole.engine.ask(asked).correct)
-            assert gap(played.client(0), whole.client(0)) < 1e-5
+            assert gap(finished.client(0), whole.client(0)) < 1e-5
     finally:
         workers.close()
 
@@ -246,7 +246,7 @@ def test_messages_have_the_shape_of_the_prototypes_whatever_the_models(method):
     engine, seen = InProcess(setup), []
     ask = engine.ask
     engine.ask = lambda request: seen.append((request.message, ask(request))) or seen[-1][1]
-    play(setup, rounds=2, engine=engine)
+    run_rounds(setup, rounds=2, engine=engine)
     for message, replies in seen:
         assert {path: tuple(leaf.shape) for path, leaf in flatten(message)} == {"prototypes": (3, 8), "present": (3,)}
         assert {path: tuple(leaf.shape) for path, leaf in flatten(replies[0])} == {"prototypes": (3, 8), "counts": (3,)}
@@ -265,9 +265,9 @@ class Logits(nn.Module):
 def test_module_that_gives_only_logits_has_prototypes_of_logits(method):
     with torch.random.fork_rng():
         setup = toy_setup(method(inference="prototype"), 2, [Logits(), Logits()])
-    played = play(setup, rounds=2)
-    assert played.server.state.known.prototypes.shape == (3, 3)
-    assert played.engine.ask(Request("score", 2, [0, 1])).correct.shape == (2, 1, 3)
+    finished = run_rounds(setup, rounds=2)
+    assert finished.server.state.known.prototypes.shape == (3, 3)
+    assert finished.engine.ask(Request("score", 2, [0, 1])).correct.shape == (2, 1, 3)
 
 
 @both
@@ -281,19 +281,19 @@ def test_module_that_gives_only_logits_has_prototypes_of_logits(method):
 )
 def test_models_of_different_width_are_refused(method, models, found):
     with pytest.raises(InputError, match=f"{method.__name__} compares embeddings.*not {found}"):
-        play(toy_setup(method(), models=models, graphs=[toy_graph(9), toy_graph(8)]), rounds=1)
+        run_rounds(toy_setup(method(), models=models, graphs=[toy_graph(9), toy_graph(8)]), rounds=1)
 
 
 @both
 def test_client_without_training_nodes_sends_nothing_that_counts(method):
     graphs = toy_graphs()
     bare = replace(graphs[1], train=graphs[1].train & False)
-    with_it = play(toy_setup(method(), graphs=[graphs[0], bare]), rounds=2)
-    without = play(toy_setup(method(), graphs=[graphs[0]]), rounds=2)
+    with_it = run_rounds(toy_setup(method(), graphs=[graphs[0], bare]), rounds=2)
+    without = run_rounds(toy_setup(method(), graphs=[graphs[0]]), rounds=2)
     assert gap(with_it.server.state, without.server.state) < 1e-6
     assert all(leaf.isfinite().all() for _, leaf in flatten(with_it.client(1)))
 
 
 def test_norm_of_the_prototypes_is_recorded():
-    played = play(mirror_setup(FedProto(), [hand_graph([(3, 4), (0, 1)], [0, 1], 3)]), rounds=1)
-    assert float(played.records["prototype_norm"]) == 3.0  # of 5 and 1; the absent class has none
+    finished = run_rounds(mirror_setup(FedProto(), [hand_graph([(3, 4), (0, 1)], [0, 1], 3)]), rounds=1)
+    assert float(finished.records["prototype_norm"]) == 3.0  # of 5 and 1; the absent class has none

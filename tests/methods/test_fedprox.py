@@ -7,13 +7,13 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedprox import FedProx
 from graft.tensors.trees import flatten, squared_distance, unflatten
 from tests.methods.quadratic import PulledValley, Valley, number_setup
-from tests.toy import gap, play, same, toy_setup
+from tests.toy import gap, run_rounds, same, toy_setup
 
 
 def final(method, **settings):
     """Where one client ends that starts at 1 and slides towards 3."""
-    played = play(number_setup(method, clients=1, start=1.0, **settings), rounds=1)
-    return float(played.server.state.model.x)
+    finished = run_rounds(number_setup(method, clients=1, start=1.0, **settings), rounds=1)
+    return float(finished.server.state.model.x)
 
 
 def test_two_steps_by_hand():
@@ -35,18 +35,18 @@ def test_strong_pull_holds_the_client_where_it_began():
 @pytest.mark.parametrize("model", ["gcn", "gat", "sage"])
 def test_without_pull_it_is_fedavg_bit_for_bit(model, optimizer):
     settings = {"models": model, "optimizer": optimizer, "dropout": 0.5}
-    wanted = play(toy_setup(FedAvg(), **settings), rounds=2)
-    ours = play(toy_setup(FedProx(mu=0.0), **settings), rounds=2)
+    wanted = run_rounds(toy_setup(FedAvg(), **settings), rounds=2)
+    ours = run_rounds(toy_setup(FedProx(mu=0.0), **settings), rounds=2)
     assert same(ours.server.state, wanted.server.state)
     assert all(same(ours.client(client), wanted.client(client)) for client in range(3))
-    pulled = play(toy_setup(FedProx(mu=1.0), **settings), rounds=2)
+    pulled = run_rounds(toy_setup(FedProx(mu=1.0), **settings), rounds=2)
     assert not same(pulled.server.state, wanted.server.state)
 
 
 @pytest.mark.parametrize("mu", [0.001, 1.0, 1000.0])
 def test_one_local_step_is_fedavg_whatever_the_pull(mu):
     def after(method, epochs):
-        return play(toy_setup(method, epochs=epochs, dropout=0.5), rounds=2).server.state
+        return run_rounds(toy_setup(method, epochs=epochs, dropout=0.5), rounds=2).server.state
 
     assert same(after(FedProx(mu=mu), 1), after(FedAvg(), 1))
     assert not same(after(FedProx(mu=mu), 2), after(FedAvg(), 2))
@@ -60,7 +60,7 @@ def test_reference_is_a_copy_so_that_the_pull_grows_with_training():
             pulls.append(squared_distance(weights, received).detach())
             return super().loss(fleet, weights, received)
 
-    play(toy_setup(Watched(mu=0.1), epochs=3), rounds=2)
+    run_rounds(toy_setup(Watched(mu=0.1), epochs=3), rounds=2)
     first, second, third, next_round, *_ = pulls
     assert not first.any()
     assert (second > 0).all()
@@ -85,13 +85,13 @@ def test_pull_adds_its_gradient_to_every_weight():
 
 def test_stronger_pull_keeps_clients_closer():
     def drift(mu):
-        played = play(toy_setup(FedProx(mu=mu), epochs=10, optimizer="sgd", learning_rate=0.1), rounds=1)
-        return gap(played.client(0).model, played.client(2).model)
+        finished = run_rounds(toy_setup(FedProx(mu=mu), epochs=10, optimizer="sgd", learning_rate=0.1), rounds=1)
+        return gap(finished.client(0).model, finished.client(2).model)
 
     assert drift(0.0) > drift(1.0) > drift(5.0) > 0
 
 
 def test_messages_are_those_of_fedavg():
-    ours, wanted = play(toy_setup(FedProx())), play(toy_setup(FedAvg()))
+    ours, wanted = run_rounds(toy_setup(FedProx())), run_rounds(toy_setup(FedAvg()))
     assert (ours.traffic.up, ours.traffic.down) == (wanted.traffic.up, wanted.traffic.down)
     assert FedProx().mu == 1e-3  # not 0, which is FedAvg

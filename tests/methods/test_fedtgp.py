@@ -11,7 +11,7 @@ from graft.methods.fedproto import FedProto
 from graft.methods.fedtgp import FedTGP, Generator, contrast, generate, nearest_gaps
 from graft.tensors.trees import map_tree
 from tests.methods.prototypes import hand_graph, mirror_setup
-from tests.toy import gap, play, same, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graphs, toy_setup
 
 LINE = torch.tensor([[[0.0], [1.0], [3.0]]])  # what one client sent of three classes
 ALL = torch.ones(1, 3, dtype=torch.bool)
@@ -25,8 +25,8 @@ def test_margin_is_the_largest_gap_to_the_nearest_class_but_no_more_than_its_cap
 
 def test_margin_of_a_round_is_that_of_the_means_over_owners():
     graphs = [hand_graph([(-1, 1), (1, 1)], [0, 1], 3), hand_graph([(1, 1), (3, 1)], [0, 2], 3)]
-    played = play(mirror_setup(FedTGP(), graphs), rounds=1)  # means at 0, 1 and 3
-    assert float(played.records["margin"]) == 2.0
+    finished = run_rounds(mirror_setup(FedTGP(), graphs), rounds=1)  # means at 0, 1 and 3
+    assert float(finished.records["margin"]) == 2.0
 
 
 def test_server_loss_by_hand():
@@ -70,11 +70,11 @@ def test_gradient_is_finite_where_a_prototype_meets_what_was_sent():
 
 
 def test_server_that_does_not_train_sends_what_its_generator_began_with():
-    played = play(toy_setup(FedTGP(server_epochs=0)), rounds=2)
+    finished = run_rounds(toy_setup(FedTGP(server_epochs=0)), rounds=2)
     start = map_tree(lambda leaf: leaf.unsqueeze(0), initial_weights(Generator(3, 8, 8), 0))
-    assert same(played.server.state.generator, start)
-    assert torch.equal(played.server.state.known.prototypes, generate(start))
-    trained = play(toy_setup(FedTGP(server_epochs=1)), rounds=2)
+    assert same(finished.server.state.generator, start)
+    assert torch.equal(finished.server.state.known.prototypes, generate(start))
+    trained = run_rounds(toy_setup(FedTGP(server_epochs=1)), rounds=2)
     assert not torch.equal(trained.server.state.known.prototypes, generate(start))
 
 
@@ -84,8 +84,8 @@ def test_generator_is_two_linear_layers_on_a_vector_for_each_class():
     assert first.weight.shape == (1, 4, 5)
     hidden = (weights.classes[0] @ first.weight[0] + first.bias[0]).clamp(min=0)
     torch.testing.assert_close(generate(weights), hidden @ second.weight[0] + second.bias[0])
-    assert play(toy_setup(FedTGP(hidden=5)), rounds=1).server.state.generator.first.weight.shape == (1, 8, 5)
-    assert play(toy_setup(FedTGP()), rounds=1).server.state.generator.first.weight.shape == (1, 8, 8)
+    assert run_rounds(toy_setup(FedTGP(hidden=5)), rounds=1).server.state.generator.first.weight.shape == (1, 8, 5)
+    assert run_rounds(toy_setup(FedTGP()), rounds=1).server.state.generator.first.weight.shape == (1, 8, 8)
 
 
 def clusters(cap, rounds=10):
@@ -93,43 +93,43 @@ def clusters(cap, rounds=10):
     shifts = [(0, 0.5), (0.5, -0.5), (-0.5, 0.5)]
     graphs = [hand_graph([(x - 8, y), (x + 8, y)], [0, 1], 2) for x, y in shifts]
     method = FedTGP(margin_cap=cap, hidden=16)  # two hidden units, as many as dimensions here, may both be dead
-    played = play(mirror_setup(method, graphs), rounds=rounds)
-    return played, torch.stack([torch.from_numpy(graph.x) for graph in graphs])
+    finished = run_rounds(mirror_setup(method, graphs), rounds=rounds)
+    return finished, torch.stack([torch.from_numpy(graph.x) for graph in graphs])
 
 
 def test_trained_prototypes_tell_separate_clusters_apart():
-    played, sent = clusters(cap=1.0)
-    nearest = torch.cdist(sent, played.server.state.known.prototypes).argmin(2)
+    finished, sent = clusters(cap=1.0)
+    nearest = torch.cdist(sent, finished.server.state.known.prototypes).argmin(2)
     assert nearest.tolist() == [[0, 1]] * 3
-    assert float(played.records["server_loss"]) < 0.05
+    assert float(finished.records["server_loss"]) < 0.05
     untrained, _ = clusters(cap=1.0, rounds=0)
     assert not untrained.server.state.known.present.any()
 
 
 def test_margin_as_wide_as_the_gap_of_two_classes_holds_the_loss_at_log_two():
     # By the triangle inequality no two prototypes can beat the handicap, so a low loss needs the cap.
-    played, sent = clusters(cap=100.0)
-    assert float(played.records["margin"]) == pytest.approx(16.0)
-    assert float(played.records["server_loss"]) > 0.69
-    assert torch.cdist(sent, played.server.state.known.prototypes).argmin(2).tolist() == [[0, 1]] * 3
+    finished, sent = clusters(cap=100.0)
+    assert float(finished.records["margin"]) == pytest.approx(16.0)
+    assert float(finished.records["server_loss"]) > 0.69
+    assert torch.cdist(sent, finished.server.state.known.prototypes).argmin(2).tolist() == [[0, 1]] * 3
 
 
 def test_server_training_lowers_the_server_loss():
     def losses(epochs):
         setup = toy_setup(FedTGP(server_epochs=epochs, margin_cap=0.5))
-        return float(play(setup, rounds=3).records["server_loss"])
+        return float(run_rounds(setup, rounds=3).records["server_loss"])
 
     assert losses(100) < losses(10) < losses(0)
 
 
 def test_generator_and_its_optimiser_go_on_over_rounds():
     setup = toy_setup(FedTGP(server_epochs=7), epochs=0)
-    assert play(setup, rounds=3).server.state.optimizer.steps.tolist() == [21]
+    assert run_rounds(setup, rounds=3).server.state.optimizer.steps.tolist() == [21]
     # Clients that do not train send the same every round, so rounds of few steps are one round of many.
-    many = play(toy_setup(FedTGP(server_epochs=21), epochs=0), rounds=1).server.state
-    few = play(setup, rounds=3).server.state
+    many = run_rounds(toy_setup(FedTGP(server_epochs=21), epochs=0), rounds=1).server.state
+    few = run_rounds(setup, rounds=3).server.state
     assert same(few.generator, many.generator)
-    assert not same(play(setup, rounds=1).server.state.generator, many.generator)
+    assert not same(run_rounds(setup, rounds=1).server.state.generator, many.generator)
 
 
 def test_server_trains_as_adam_would():
@@ -152,12 +152,12 @@ def test_server_trains_as_adam_would():
 def test_class_that_nobody_has_is_sent_as_absent():
     graphs = [graph for graph in toy_graphs() if (graph.y[graph.train] != 2).all()]
     assert len(graphs) == 1
-    known = play(toy_setup(FedTGP(), graphs=graphs), rounds=2).server.state.known
+    known = run_rounds(toy_setup(FedTGP(), graphs=graphs), rounds=2).server.state.known
     assert known.present.tolist() == [True, True, False]
     assert known.prototypes[2].abs().sum() > 0  # the generator makes one all the same
 
 
 def test_it_is_not_fedproto():
-    ours, averaged = play(toy_setup(FedTGP()), rounds=2), play(toy_setup(FedProto()), rounds=2)
+    ours, averaged = run_rounds(toy_setup(FedTGP()), rounds=2), run_rounds(toy_setup(FedProto()), rounds=2)
     assert gap(ours.client(0).model, averaged.client(0).model) > 1e-3
     assert ours.traffic == averaged.traffic

@@ -13,7 +13,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fml import FML
 from graft.methods.local import Local
 from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, stack
-from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup, trained_tree
+from tests.toy import CLASSES, gap, run_rounds, same, toy_graph, toy_setup, trained_tree
 
 SURE = torch.tensor([0.75, 0.25]).log()
 EVEN = torch.tensor([0.5, 0.5]).log()
@@ -54,8 +54,8 @@ def test_local_model_and_meme_are_each_given_their_own_share_of_the_labels():
 @pytest.mark.usefixtures("asked_about_all")
 def test_with_labels_alone_local_models_are_those_of_local_training_bit_for_bit(optimizer):
     settings = {"models": "gcn,sage", "optimizer": optimizer}
-    wanted = play(toy_setup(Local(), **settings), rounds=3)
-    deaf, listening = (play(toy_setup(FML(alpha=alpha), **settings), rounds=3) for alpha in (1.0, 0.5))
+    wanted = run_rounds(toy_setup(Local(), **settings), rounds=3)
+    deaf, listening = (run_rounds(toy_setup(FML(alpha=alpha), **settings), rounds=3) for alpha in (1.0, 0.5))
     for client in range(3):
         assert same(deaf.client(client).model, wanted.client(client).model)
         assert gap(listening.client(client).model, wanted.client(client).model) > 1e-4
@@ -65,8 +65,10 @@ def test_with_labels_alone_local_models_are_those_of_local_training_bit_for_bit(
 @pytest.mark.usefixtures("asked_about_all")
 def test_with_labels_alone_memes_are_fedavg_bit_for_bit(optimizer):
     settings = {"optimizer": optimizer, "weight_by": "uniform"}
-    wanted = play(toy_setup(FedAvg(), models="gcn", **settings), rounds=3)
-    deaf, listening = (play(toy_setup(FML(beta=beta), models="sage", **settings), rounds=3) for beta in (1.0, 0.5))
+    wanted = run_rounds(toy_setup(FedAvg(), models="gcn", **settings), rounds=3)
+    deaf, listening = (
+        run_rounds(toy_setup(FML(beta=beta), models="sage", **settings), rounds=3) for beta in (1.0, 0.5)
+    )
     assert same(deaf.server.state.meme, wanted.server.state.model)
     assert gap(listening.server.state.meme, wanted.server.state.model) > 1e-4
 
@@ -85,9 +87,9 @@ def test_no_gradient_of_a_loss_reaches_the_other_model():
 
 def test_equal_models_have_nothing_to_teach_each_other():
     settings = {"optimizer": "sgd", "weight_decay": 0.0, "epochs": 1}
-    alike = play(toy_setup(FML(alpha=0.25), models="gcn", learning_rate=0.2, **settings), rounds=1)
-    quarter = play(toy_setup(Local(), models="gcn", learning_rate=0.05, **settings), rounds=1)
-    whole = play(toy_setup(Local(), models="gcn", learning_rate=0.2, **settings), rounds=1)
+    alike = run_rounds(toy_setup(FML(alpha=0.25), models="gcn", learning_rate=0.2, **settings), rounds=1)
+    quarter = run_rounds(toy_setup(Local(), models="gcn", learning_rate=0.05, **settings), rounds=1)
+    whole = run_rounds(toy_setup(Local(), models="gcn", learning_rate=0.2, **settings), rounds=1)
     for client in range(3):
         assert gap(alike.client(client).model, quarter.client(client).model) < 1e-6
         assert gap(alike.client(client).model, whole.client(client).model) > 1e-4
@@ -95,7 +97,7 @@ def test_equal_models_have_nothing_to_teach_each_other():
 
 def test_one_joint_training_is_two_optimisers_that_share_a_forward_pass():
     setup = toy_setup(FML(alpha=0.3, beta=0.6), clients=1, models="sage", epochs=4)
-    played = play(setup, rounds=1)
+    finished = run_rounds(setup, rounds=1)
     fleet = setup.fleet([0])
     small = fleet.architecture("gcn")
     (local, mine), (meme, yours) = (trained_tree(fleet.initial(model)) for model in (fleet.model, small))
@@ -117,15 +119,15 @@ def test_one_joint_training_is_two_optimisers_that_share_a_forward_pass():
                 leaf.grad = gradient
             optimizer.step()
     local, meme = (map_tree(torch.Tensor.detach, tree) for tree in (local, meme))
-    assert gap(stack([played.client(0).model]), local) < 1e-5
-    assert gap(stack([played.server.state.meme]), meme) < 1e-5
-    other = play(toy_setup(FML(alpha=0.6, beta=0.3), clients=1, models="sage", epochs=4), rounds=1)
+    assert gap(stack([finished.client(0).model]), local) < 1e-5
+    assert gap(stack([finished.server.state.meme]), meme) < 1e-5
+    other = run_rounds(toy_setup(FML(alpha=0.6, beta=0.3), clients=1, models="sage", epochs=4), rounds=1)
     assert gap(stack([other.client(0).model]), local) > 1e-4
 
 
 def test_where_and_how_softly_the_two_are_compared_matters():
     usual, everywhere, soft = (
-        play(toy_setup(FML(**settings))).client(0) for settings in ({}, {"kd_nodes": "all"}, {"temperature": 3.0})
+        run_rounds(toy_setup(FML(**settings))).client(0) for settings in ({}, {"kd_nodes": "all"}, {"temperature": 3.0})
     )
     assert gap(usual, everywhere) > 1e-4
     assert gap(usual, soft) > 1e-5
@@ -133,10 +135,10 @@ def test_where_and_how_softly_the_two_are_compared_matters():
 
 def test_spare_nodes_teach_nothing():
     setup = toy_setup(FML(kd_nodes="all"), models="sage", dropout=0.5)
-    fleet, alone = play(setup), play(setup, engine=InProcess(setup, alone=True))
+    fleet, alone = run_rounds(setup), run_rounds(setup, engine=InProcess(setup, alone=True))
     assert len(fleet.engine.fleets) == 1
     assert all(gap(fleet.client(client), alone.client(client)) < 1e-5 for client in range(3))
-    other = play(toy_setup(FML(kd_nodes="all"), models="sage", dropout=0.5, seed=1))
+    other = run_rounds(toy_setup(FML(kd_nodes="all"), models="sage", dropout=0.5, seed=1))
     assert gap(fleet.client(0), other.client(0)) > 1e-3
 
 
@@ -149,7 +151,7 @@ def test_votes_are_equal_unless_told_otherwise():
     def averaged(method, shares):
         setup = toy_setup(method, models="gcn,sage")
         engine = Kept(setup)
-        meme = play(setup, rounds=1, engine=engine).server.state.meme.head.weight
+        meme = run_rounds(setup, rounds=1, engine=engine).server.state.meme.head.weight
         wanted = sum(share * engine.replies[client].meme.head.weight for client, share in enumerate(shares))
         return float((meme - wanted).abs().max())
 
@@ -162,10 +164,10 @@ def test_bytes_are_a_meme_each_way_and_a_vote_where_votes_differ():
     setup = toy_setup(FML(), models="sage")
     meme = count_bytes(initial_weights(setup.architecture("gcn"), 0))
     assert meme == 4 * (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3)
-    uniform, weighted = (play(toy_setup(FML(weighting=one), models="sage")) for one in ("uniform", "by_weight"))
+    uniform, weighted = (run_rounds(toy_setup(FML(weighting=one), models="sage")) for one in ("uniform", "by_weight"))
     assert (uniform.traffic.down, uniform.traffic.up) == (2 * 3 * meme, 2 * 3 * meme)
     assert (weighted.traffic.down, weighted.traffic.up) == (2 * 3 * meme, 2 * 3 * (meme + 8))
-    deep = play(toy_setup(FML(meme="gcn4"), models="sage"))
+    deep = run_rounds(toy_setup(FML(meme="gcn4"), models="sage"))
     assert deep.traffic.up == 2 * 3 * (meme + 2 * 4 * (8 * 8 + 8))
 
 
@@ -185,8 +187,8 @@ def test_own_module_keeps_its_buffers_untrained():
     graphs = [toy_graph(12), toy_graph(9)]
     with torch.random.fork_rng():
         module = Normed()
-    deaf, local = (play(toy_setup(method, models=module, graphs=graphs)) for method in (FML(alpha=1.0), Local()))
-    listening = play(toy_setup(FML(), models=module, graphs=graphs))
+    deaf, local = (run_rounds(toy_setup(method, models=module, graphs=graphs)) for method in (FML(alpha=1.0), Local()))
+    listening = run_rounds(toy_setup(FML(), models=module, graphs=graphs))
     for client in range(2):
         assert same(deaf.client(client).model, local.client(client).model)
         assert int(deaf.client(client).model.norm.num_batches_tracked) == 2 * 3
@@ -204,4 +206,4 @@ def test_senseless_settings_are_refused():
     with pytest.raises(InputError, match="weighting"):
         make_method("fml", {"weighting": "loudest"})
     with pytest.raises(InputError, match="Unknown model 'gnc'"):
-        play(toy_setup(FML(meme="gnc")))
+        run_rounds(toy_setup(FML(meme="gnc")))

@@ -17,7 +17,7 @@ from graft.methods.local import Local
 from graft.models.architecture import Model, Output
 from graft.models.gcn import GCN
 from graft.tensors.trees import Tree, flatten
-from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
+from tests.toy import CLASSES, gap, run_rounds, same, toy_graph, toy_setup
 
 
 class TwoNumbers(Model):
@@ -45,37 +45,40 @@ class Told(LGFedAvg):
 def test_heads_one_and_five_with_weights_three_and_one_average_to_two(weight_by, average):
     # One step of SGD with a rate of 1/2 on (x - a)^2 lands on a; the clients have 9 and 3 nodes.
     training = {"optimizer": "sgd", "learning_rate": 0.5, "weight_decay": 0.0, "epochs": 1, "weight_by": weight_by}
-    played = play(toy_setup(Told(), 2, TwoNumbers(), sizes=(9, 3), **training), rounds=1)
-    assert float(played.server.state.shared.head.weight) == average
-    assert list(played.server.state.shared) == ["head"]
-    assert [float(played.client(client).model.layer0.x) for client in (0, 1)] == [10.0, 50.0]
+    finished = run_rounds(toy_setup(Told(), 2, TwoNumbers(), sizes=(9, 3), **training), rounds=1)
+    assert float(finished.server.state.shared.head.weight) == average
+    assert list(finished.server.state.shared) == ["head"]
+    assert [float(finished.client(client).model.layer0.x) for client in (0, 1)] == [10.0, 50.0]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("model", ["gcn", "gat", "sgc"])
 def test_sharing_everything_is_fedavg_bit_for_bit(model, dropout):
     settings = {"models": model, "dropout": dropout}
-    wanted = play(toy_setup(FedAvg(), **settings), rounds=3)
-    ours = play(toy_setup(LGFedAvg(share="all"), **settings), rounds=3)
+    wanted = run_rounds(toy_setup(FedAvg(), **settings), rounds=3)
+    ours = run_rounds(toy_setup(LGFedAvg(share="all"), **settings), rounds=3)
     assert same(ours.server.state.shared, wanted.server.state.model)
     assert all(same(ours.client(client), wanted.client(client)) for client in range(3))
     assert ours.traffic == wanted.traffic
     assert LGFedAvg(share="all").shared(ours.server) is ours.server.state.shared
-    heads = play(toy_setup(LGFedAvg(), **settings), rounds=3)
+    heads = run_rounds(toy_setup(LGFedAvg(), **settings), rounds=3)
     assert not same(heads.client(0), wanted.client(0))
 
 
 def test_sharing_nothing_is_local_training_bit_for_bit():
     settings = {"models": "gcn,sage", "dropout": 0.5}
-    wanted = play(toy_setup(Local(), **settings), rounds=3)
-    ours = play(toy_setup(LGFedAvg(share="nothing"), **settings), rounds=3)
-    heads = play(toy_setup(LGFedAvg(), **settings), rounds=3)
+    wanted = run_rounds(toy_setup(Local(), **settings), rounds=3)
+    ours = run_rounds(toy_setup(LGFedAvg(share="nothing"), **settings), rounds=3)
+    heads = run_rounds(toy_setup(LGFedAvg(), **settings), rounds=3)
     assert all(same(ours.client(client), wanted.client(client)) for client in range(3))
     assert (ours.traffic.up, ours.traffic.down) == (0, 0)
     assert not any(same(heads.client(client), wanted.client(client)) for client in range(3))
     engine = Loopback(toy_setup(LGFedAvg(share="nothing"), **settings))
     try:
-        assert gap(play(toy_setup(LGFedAvg(share="nothing"), **settings), 3, engine).client(0), wanted.client(0)) < 1e-5
+        assert (
+            gap(run_rounds(toy_setup(LGFedAvg(share="nothing"), **settings), 3, engine).client(0), wanted.client(0))
+            < 1e-5
+        )
     finally:
         engine.close()
 
@@ -83,10 +86,10 @@ def test_sharing_nothing_is_local_training_bit_for_bit():
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_one_client_is_local_training_bit_for_bit(dropout):
     settings = {"clients": 1, "dropout": dropout}
-    wanted = play(toy_setup(Local(), **settings), rounds=3)
-    ours = play(toy_setup(LGFedAvg(), **settings), rounds=3)
+    wanted = run_rounds(toy_setup(Local(), **settings), rounds=3)
+    ours = run_rounds(toy_setup(LGFedAvg(), **settings), rounds=3)
     assert same(ours.client(0), wanted.client(0))
-    assert not same(play(toy_setup(LGFedAvg(), seed=1, **settings), rounds=3).client(0), wanted.client(0))
+    assert not same(run_rounds(toy_setup(LGFedAvg(), seed=1, **settings), rounds=3).client(0), wanted.client(0))
 
 
 def test_messages_hold_the_two_tensors_of_the_head_and_a_vote():
@@ -94,7 +97,7 @@ def test_messages_hold_the_two_tensors_of_the_head_and_a_vote():
     engine, seen = InProcess(setup), []
     ask = engine.ask
     engine.ask = lambda request: seen.append((request.message, ask(request))) or seen[-1][1]
-    played = play(setup, rounds=2, engine=engine)
+    finished = run_rounds(setup, rounds=2, engine=engine)
     for message, replies in seen:
         assert {path: tuple(leaf.shape) for path, leaf in flatten(message)} == {
             "head/weight": (8, 3),
@@ -102,7 +105,7 @@ def test_messages_hold_the_two_tensors_of_the_head_and_a_vote():
         }
         assert [path for path, _ in flatten(replies[0])] == ["shared/head/weight", "shared/head/bias", "weight"]
     head = 4 * (8 * 3 + 3)
-    assert (played.traffic.down, played.traffic.up) == (2 * 5 * head, 2 * 5 * (head + 8))
+    assert (finished.traffic.down, finished.traffic.up) == (2 * 5 * head, 2 * 5 * (head + 8))
 
 
 def test_encoders_that_do_not_train_stay_and_all_clients_take_the_same_head():
@@ -112,32 +115,32 @@ def test_encoders_that_do_not_train_stay_and_all_clients_take_the_same_head():
             return fleet.cross_entropy(output.embedding @ weights.head.weight + weights.head.bias.unsqueeze(1))
 
     setup = toy_setup(Held(), models="gcn,sage", weight_decay=0.0)
-    first = play(setup, rounds=1)
+    first = run_rounds(setup, rounds=1)
     assert gap(first.client(0).model.head, first.client(1).model.head) > 1e-4  # each has trained its own by then
     averaged = first.server.state.shared.head
     still = replace(setup, training=replace(setup.training, epochs=0))
     engine = InProcess(still)
     engine.restore(first.engine.state())
-    second = play(still, rounds=1, engine=engine, first=2, state=first.server.state)
+    second = run_rounds(still, rounds=1, engine=engine, first=2, state=first.server.state)
     for client in range(3):
         model, start = second.client(client).model, initial_weights(setup.models[client], 0)
         assert same(model.head, averaged)
         assert all(same(model[part], start[part]) for part in start if part != "head")
-    free = play(toy_setup(LGFedAvg(), models="gcn,sage"), rounds=1).client(0).model
+    free = run_rounds(toy_setup(LGFedAvg(), models="gcn,sage"), rounds=1).client(0).model
     assert not same(free.layer0, initial_weights(setup.models[0], 0).layer0)
 
 
 def test_all_heads_start_from_the_servers():
     setup = toy_setup(LGFedAvg(), models="gcn,sage", epochs=1, optimizer="sgd", learning_rate=1e-12)
-    played = play(setup, rounds=1)
+    finished = run_rounds(setup, rounds=1)
     start = initial_weights(setup.models[0], 0).head
-    assert all(gap(played.client(client).model.head, start) < 1e-6 for client in range(3))
+    assert all(gap(finished.client(client).model.head, start) < 1e-6 for client in range(3))
     assert gap(initial_weights(setup.models[1], 0).head, start) > 1e-3  # which is not where the other model would start
 
 
 def test_a_head_is_no_global_model():
-    played = play(toy_setup(LGFedAvg()), rounds=1)
-    assert LGFedAvg().shared(played.server) is None
+    finished = run_rounds(toy_setup(LGFedAvg()), rounds=1)
+    assert LGFedAvg().shared(finished.server) is None
 
 
 class Own(nn.Module):
@@ -154,9 +157,9 @@ class Own(nn.Module):
 def test_own_modules_share_a_layer_called_head():
     with torch.random.fork_rng():
         setup = toy_setup(LGFedAvg(), 2, [Own(), Own()])
-    played = play(setup, rounds=1)
-    assert played.server.state.shared.head.weight.shape == (3, 8)
-    correct = played.engine.ask(Request("score", 1, [0, 1])).correct
+    finished = run_rounds(setup, rounds=1)
+    assert finished.server.state.shared.head.weight.shape == (3, 8)
+    correct = finished.engine.ask(Request("score", 1, [0, 1])).correct
     assert correct.shape == (2, 1, 3)
 
 
@@ -174,10 +177,10 @@ def test_own_modules_share_a_layer_called_head():
 def test_heads_that_cannot_be_averaged_are_refused(models, head, reason):
     graphs = [toy_graph(9), toy_graph(8)]
     with pytest.raises(InputError, match=reason):
-        play(toy_setup(LGFedAvg(), models=models, head=head, graphs=graphs), rounds=1)
-    play(toy_setup(LGFedAvg(share="nothing"), models=models, head=head, graphs=graphs), rounds=1)
+        run_rounds(toy_setup(LGFedAvg(), models=models, head=head, graphs=graphs), rounds=1)
+    run_rounds(toy_setup(LGFedAvg(share="nothing"), models=models, head=head, graphs=graphs), rounds=1)
 
 
 def test_sharing_everything_needs_one_architecture():
     with pytest.raises(InputError, match="needs one architecture for all clients, not gcn, sage"):
-        play(toy_setup(LGFedAvg(share="all"), models="gcn,sage"), rounds=1)
+        run_rounds(toy_setup(LGFedAvg(share="all"), models="gcn,sage"), rounds=1)

@@ -11,7 +11,7 @@ from graft.methods.local import Local
 from graft.methods.moon import MOON, unit
 from graft.tensors.trees import Tree, map_tree
 from tests.methods.prototypes import hand_graph, mirror_setup
-from tests.toy import gap, play, random_weights, same, toy_setup
+from tests.toy import gap, random_weights, run_rounds, same, toy_setup
 
 
 def contrast(method, embedding, ahead, behind):
@@ -73,11 +73,11 @@ def test_client_that_never_trained_has_nothing_to_contrast():
 @pytest.mark.usefixtures("asked_about_all")
 def test_without_contrast_it_is_fedavg_bit_for_bit(model, optimizer):
     settings = {"models": model, "optimizer": optimizer, "dropout": 0.5, "learning_rate": 0.1}
-    wanted = play(toy_setup(FedAvg(), **settings), rounds=3)
-    ours = play(toy_setup(MOON(mu=0.0), **settings), rounds=3)
+    wanted = run_rounds(toy_setup(FedAvg(), **settings), rounds=3)
+    ours = run_rounds(toy_setup(MOON(mu=0.0), **settings), rounds=3)
     assert same(ours.server.state, wanted.server.state)
     assert all(same(ours.client(client).model, wanted.client(client).model) for client in range(3))
-    contrasted = play(toy_setup(MOON(mu=1.0), **settings), rounds=3)
+    contrasted = run_rounds(toy_setup(MOON(mu=1.0), **settings), rounds=3)
     assert not same(contrasted.server.state, wanted.server.state)
 
 
@@ -86,7 +86,7 @@ def test_without_contrast_it_is_fedavg_bit_for_bit(model, optimizer):
 @pytest.mark.usefixtures("asked_about_all")
 def test_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(mu, epochs):
     def after(method, rounds):
-        return play(toy_setup(method, epochs=epochs, dropout=0.5), rounds=rounds).server.state
+        return run_rounds(toy_setup(method, epochs=epochs, dropout=0.5), rounds=rounds).server.state
 
     assert same(after(MOON(mu=mu), 1), after(FedAvg(), 1))
     assert not same(after(MOON(mu=mu), 2), after(FedAvg(), 2))
@@ -96,8 +96,8 @@ def test_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(mu, epochs):
 @pytest.mark.usefixtures("asked_about_all")
 def test_one_client_is_local_training_bit_for_bit(dropout):
     settings = {"clients": 1, "dropout": dropout, "epochs": 4}
-    ours = play(toy_setup(MOON(mu=5.0), **settings), rounds=4)
-    assert same(ours.client(0).model, play(toy_setup(Local(), **settings), rounds=4).client(0).model)
+    ours = run_rounds(toy_setup(MOON(mu=5.0), **settings), rounds=4)
+    assert same(ours.client(0).model, run_rounds(toy_setup(Local(), **settings), rounds=4).client(0).model)
 
 
 def test_equal_references_give_no_gradient_and_different_ones_do():
@@ -134,7 +134,7 @@ def test_embedding_of_zeros_has_no_direction():
 
 def test_last_model_is_that_of_the_last_round_in_which_the_client_trained():
     setup = toy_setup(MOON(), participation=0.34)
-    before = play(setup, rounds=1)
+    before = run_rounds(setup, rounds=1)
     (asked,) = (client for client in range(3) if bool(before.client(client).trained))
     seen = []
 
@@ -143,7 +143,7 @@ def test_last_model_is_that_of_the_last_round_in_which_the_client_trained():
             seen.append((fleet.clients, map_tree(torch.clone, fleet.state.model)))
             return super().backwards(fleet, received)
 
-    play(toy_setup(Watched(), participation=0.34), rounds=12)
+    run_rounds(toy_setup(Watched(), participation=0.34), rounds=12)
     again = next(place for place, (clients, _) in enumerate(seen) if place > 0 and clients == [asked])
     kept = map_tree(lambda leaf: leaf[0], seen[again][1])
     assert same(kept, before.client(asked).model)
@@ -151,7 +151,7 @@ def test_last_model_is_that_of_the_last_round_in_which_the_client_trained():
 
 
 def test_messages_are_those_of_fedavg():
-    ours, wanted = play(toy_setup(MOON())), play(toy_setup(FedAvg()))
+    ours, wanted = run_rounds(toy_setup(MOON())), run_rounds(toy_setup(FedAvg()))
     assert (ours.traffic.up, ours.traffic.down) == (wanted.traffic.up, wanted.traffic.down)
 
 

@@ -11,7 +11,7 @@ from graft.methods.local import Local
 from graft.methods.osgp import OSGP
 from graft.tensors.trees import count_bytes
 from tests.methods.line import line, places
-from tests.toy import gap, play, toy_setup
+from tests.toy import gap, run_rounds, toy_setup
 
 COMPLETE, NOBODY = Topology("complete"), Topology("none")
 STARTS = [0.0, 2.0, 4.0, -1.0, 7.0]
@@ -25,15 +25,15 @@ def one_way(tmp_path):
     return Topology(str(file))
 
 
-def held(played, part):
-    state = played.engine.state()
+def held(finished, part):
+    state = finished.engine.state()
     return torch.stack([state[peer].held[part] if part == "mass" else state[peer].held.sum.x for peer in state])
 
 
-def totals(played):
+def totals(finished):
     """All that peers hold and all that is on its way to them: sums and masses."""
     found = torch.zeros(2)
-    for state in played.engine.state().values():
+    for state in finished.engine.state().values():
         found += torch.stack([state.held.sum.x, state.held.mass])
         if "coming" in state:
             found += torch.stack([state.coming.sum.x.sum(), state.coming.mass.sum()])
@@ -42,7 +42,7 @@ def totals(played):
 
 def test_push_by_hand(one_way):
     def after(rounds):
-        return play(line(OSGP(delay=0), [3.0, 0.0, 6.0], topology=one_way), rounds=rounds)
+        return run_rounds(line(OSGP(delay=0), [3.0, 0.0, 6.0], topology=one_way), rounds=rounds)
 
     torch.testing.assert_close(held(after(1), "sum"), torch.tensor([3.5, 3.5, 2.0]))
     torch.testing.assert_close(held(after(1), "mass"), torch.tensor([5 / 6, 4 / 3, 5 / 6]))
@@ -55,7 +55,7 @@ def test_push_by_hand(one_way):
 
 def test_late_messages_by_hand():
     def after(rounds):
-        return play(line(OSGP(delay=1), [0.0, 4.0]), rounds=rounds)
+        return run_rounds(line(OSGP(delay=1), [0.0, 4.0]), rounds=rounds)
 
     assert held(after(1), "sum").tolist() == [0, 2]  # half stays, half is on its way
     assert held(after(1), "mass").tolist() == [0.5, 0.5]
@@ -63,65 +63,67 @@ def test_late_messages_by_hand():
     assert held(after(2), "sum").tolist() == [2, 1]
     assert held(after(2), "mass").tolist() == [0.75, 0.75]
     torch.testing.assert_close(places(after(2)), torch.tensor([8 / 3, 4 / 3]))
-    assert places(play(line(OSGP(delay=0), [0.0, 4.0]), rounds=1)).tolist() == [2, 2]
+    assert places(run_rounds(line(OSGP(delay=0), [0.0, 4.0]), rounds=1)).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 3])
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 def test_nothing_is_lost_on_the_way(delay, participation):
     for rounds in range(5):
-        played = play(line(OSGP(delay=delay), STARTS, participation=participation), rounds=rounds)
-        torch.testing.assert_close(totals(played), torch.tensor([12.0, 5.0]))
-    assert delay == 0 or float(held(played, "mass").sum()) < 4.5  # without what is on its way, mass would be missing
+        finished = run_rounds(line(OSGP(delay=delay), STARTS, participation=participation), rounds=rounds)
+        torch.testing.assert_close(totals(finished), torch.tensor([12.0, 5.0]))
+    assert delay == 0 or float(held(finished, "mass").sum()) < 4.5  # without what is on its way, mass would be missing
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_peers_at_rest_agree_on_the_mean_however_late_messages_are(delay):
-    agreed = places(play(line(OSGP(delay=delay), STARTS), rounds=50 * (delay + 1)))
+    agreed = places(run_rounds(line(OSGP(delay=delay), STARTS), rounds=50 * (delay + 1)))
     torch.testing.assert_close(agreed, torch.full((5,), 2.4))
 
 
 def test_sum_moves_along_in_proportion_to_the_mass():
-    played = play(line(OSGP(delay=1), [0.0, 4.0], [1.0, 1.0], 1.0), rounds=1)
+    finished = run_rounds(line(OSGP(delay=1), [0.0, 4.0], [1.0, 1.0], 1.0), rounds=1)
     trained = torch.tensor([0.1, 3.7])
-    torch.testing.assert_close(places(played, "trained"), trained)
-    torch.testing.assert_close(held(played, "sum"), trained / 2)
-    again = play(line(OSGP(delay=1), [0.0, 4.0], [1.0, 1.0], 1.0), rounds=2)
+    torch.testing.assert_close(places(finished, "trained"), trained)
+    torch.testing.assert_close(held(finished, "sum"), trained / 2)
+    again = run_rounds(line(OSGP(delay=1), [0.0, 4.0], [1.0, 1.0], 1.0), rounds=2)
     # At 0.1 and 3.7 the gradients are -0.9 and 2.7; sums of half a mass move half as far.
     moved = trained / 2 + 0.5 * torch.tensor([0.09, -0.27])
     torch.testing.assert_close(held(again, "sum"), moved / 2 + trained.flip(0) / 2)
 
 
 def test_model_is_the_sum_by_the_mass():
-    played = play(toy_setup(OSGP(), clients=5, dropout=0.5), rounds=4)
+    finished = run_rounds(toy_setup(OSGP(), clients=5, dropout=0.5), rounds=4)
     for peer in range(5):
-        state = played.client(peer)
+        state = finished.client(peer)
         assert 0 < float(state.held.mass) < 1
         assert gap({"x": state.held.sum.head.weight / state.held.mass}, {"x": state.model.head.weight}) < 1e-6
 
 
 def test_complete_graph_without_delay_is_plain_federated_averaging():
-    ours = play(toy_setup(OSGP(delay=0), topology=COMPLETE), rounds=1)
-    server = play(toy_setup(FedAvg(), weight_by="uniform"), rounds=1).server.state.model
+    ours = run_rounds(toy_setup(OSGP(delay=0), topology=COMPLETE), rounds=1)
+    server = run_rounds(toy_setup(FedAvg(), weight_by="uniform"), rounds=1).server.state.model
     assert all(gap(ours.client(peer).model, server) < 1e-6 for peer in range(3))
-    late = play(toy_setup(OSGP(delay=1), topology=COMPLETE), rounds=1)
+    late = run_rounds(toy_setup(OSGP(delay=1), topology=COMPLETE), rounds=1)
     assert gap(late.client(0).model, server) > 1e-3
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_without_links_it_is_local_training(delay):
-    ours = play(toy_setup(OSGP(delay=delay), topology=NOBODY), rounds=3)
-    alone = play(toy_setup(Local()), rounds=3)
-    linked = play(toy_setup(OSGP(delay=delay)), rounds=3)
+    ours = run_rounds(toy_setup(OSGP(delay=delay), topology=NOBODY), rounds=3)
+    alone = run_rounds(toy_setup(Local()), rounds=3)
+    linked = run_rounds(toy_setup(OSGP(delay=delay)), rounds=3)
     for peer in range(3):
         assert gap(ours.client(peer).model, alone.client(peer).model) < 1e-5
         assert gap(linked.client(peer).model, alone.client(peer).model) > 1e-3
 
 
 def test_peer_with_next_to_no_mass_keeps_its_model():
-    played = play(line(OSGP(delay=60), [1.0, 4.0]), rounds=40)  # nothing has arrived, and 40 halves were given away
-    assert held(played, "mass").tolist() == [2**-40] * 2
-    assert places(played).tolist() == [1, 4]
+    finished = run_rounds(
+        line(OSGP(delay=60), [1.0, 4.0]), rounds=40
+    )  # nothing has arrived, and 40 halves were given away
+    assert held(finished, "mass").tolist() == [2**-40] * 2
+    assert places(finished).tolist() == [1, 4]
 
 
 def test_peers_are_reached_in_steps_that_double():
@@ -132,13 +134,13 @@ def test_peers_are_reached_in_steps_that_double():
     assert [reached(round, k=2) for round in range(1, 5)] == [[1, 2], [3, 6], [8, 9], [1, 2]]
     assert [reached(round, peers=2) for round in (1, 2)] == [[1], [1]]
     assert reached(1, peers=1) == []
-    records = play(line(OSGP(fan_out=2), [0.0] * 10), rounds=1).records
+    records = run_rounds(line(OSGP(fan_out=2), [0.0] * 10), rounds=1).records
     assert records["busiest_sender_bytes"] == 2 * 8
 
 
 def test_messages_are_a_model_and_its_mass():
-    played = play(toy_setup(OSGP()), rounds=2)
-    assert played.traffic.peer == 2 * 3 * (count_bytes(played.client(0).model) + 4)
+    finished = run_rounds(toy_setup(OSGP()), rounds=2)
+    assert finished.traffic.peer == 2 * 3 * (count_bytes(finished.client(0).model) + 4)
 
 
 @pytest.mark.parametrize("settings", [{"delay": -1}, {"fan_out": 0}])

@@ -13,7 +13,7 @@ from graft.methods.local import Local
 from graft.methods.pens import PENS
 from graft.tensors.trees import count_bytes
 from tests.methods.line import line, places
-from tests.toy import gap, play, same, toy_graph, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graph, toy_graphs, toy_setup
 
 
 class Judged(PENS):
@@ -23,22 +23,22 @@ class Judged(PENS):
         return model.x.abs()
 
 
-def counted(played, field):
-    state = played.engine.state()
+def counted(finished, field):
+    state = finished.engine.state()
     return torch.stack([state[peer][field] for peer in state])
 
 
 def test_best_model_by_hand():
-    played = play(line(Judged(chosen=1), [4.0, 3.0, 1.0, 1.0]), rounds=1)
+    finished = run_rounds(line(Judged(chosen=1), [4.0, 3.0, 1.0, 1.0]), rounds=1)
     # Peers 2 and 3 are equally good: the lower number is taken, and nobody takes itself.
-    assert places(played).tolist() == [2.5, 2, 1, 1]
-    assert counted(played, "taken").tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
-    assert counted(played, "tried").tolist() == [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
+    assert places(finished).tolist() == [2.5, 2, 1, 1]
+    assert counted(finished, "taken").tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    assert counted(finished, "tried").tolist() == [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
 
 
 def test_several_models_and_the_own_count_alike():
-    played = play(line(Judged(chosen=2), [9.0, 3.0, 0.0, 6.0]), rounds=1)
-    assert places(played).tolist() == [4, 3, 3, 3]  # (9 + 0 + 3) / 3, (3 + 0 + 6) / 3, (0 + 3 + 6) / 3 twice
+    finished = run_rounds(line(Judged(chosen=2), [9.0, 3.0, 0.0, 6.0]), rounds=1)
+    assert places(finished).tolist() == [4, 3, 3, 3]  # (9 + 0 + 3) / 3, (3 + 0 + 6) / 3, (0 + 3 + 6) / 3 twice
 
 
 def labelled(classes):
@@ -49,8 +49,8 @@ def labelled(classes):
 
 def test_peers_find_those_of_their_own_kind():
     classes = [0, 1, 0, 1, 0, 1]
-    played = play(toy_setup(PENS(), graphs=labelled(classes)), rounds=6)
-    good = PENS().good(played.engine.fleets[0])
+    finished = run_rounds(toy_setup(PENS(), graphs=labelled(classes)), rounds=6)
+    good = PENS().good(finished.engine.fleets[0])
     same_kind = torch.tensor(classes).unsqueeze(1) == torch.tensor(classes)
     assert good.any(1).all()
     assert not (good & ~same_kind).any()
@@ -59,23 +59,26 @@ def test_peers_find_those_of_their_own_kind():
 
 @pytest.mark.parametrize("method", [PENS(chosen=0), PENS(sampled=0), PENS(chosen=0, first_phase=0.0)], ids=repr)
 def test_taking_nobody_is_local_training_bit_for_bit(method):
-    ours = play(toy_setup(method, dropout=0.5), rounds=3)
-    alone, linked = play(toy_setup(Local(), dropout=0.5), rounds=3), play(toy_setup(PENS(), dropout=0.5), rounds=3)
+    ours = run_rounds(toy_setup(method, dropout=0.5), rounds=3)
+    alone, linked = (
+        run_rounds(toy_setup(Local(), dropout=0.5), rounds=3),
+        run_rounds(toy_setup(PENS(), dropout=0.5), rounds=3),
+    )
     for peer in range(3):
         assert same(ours.client(peer).model, alone.client(peer).model)
         assert not same(linked.client(peer).model, alone.client(peer).model)
 
 
 def test_taking_everybody_is_plain_federated_averaging():
-    server = play(toy_setup(FedAvg(), clients=4, weight_by="uniform"), rounds=1).server.state.model
-    ours, fewer = (play(toy_setup(PENS(chosen=chosen), clients=4), rounds=1) for chosen in (3, 2))
+    server = run_rounds(toy_setup(FedAvg(), clients=4, weight_by="uniform"), rounds=1).server.state.model
+    ours, fewer = (run_rounds(toy_setup(PENS(chosen=chosen), clients=4), rounds=1) for chosen in (3, 2))
     assert all(gap(ours.client(peer).model, server) < 1e-6 for peer in range(4))
     assert gap(fewer.client(0).model, server) > 1e-4
 
 
 def test_counts_of_the_first_phase_add_up():
-    played = play(toy_setup(PENS(sampled=3, chosen=2), clients=5), rounds=4)
-    tried, taken = counted(played, "tried"), counted(played, "taken")
+    finished = run_rounds(toy_setup(PENS(sampled=3, chosen=2), clients=5), rounds=4)
+    tried, taken = counted(finished, "tried"), counted(finished, "taken")
     assert tried.sum(1).tolist() == [12] * 5
     assert taken.sum(1).tolist() == [8] * 5
     assert (taken <= tried).all()
@@ -84,7 +87,7 @@ def test_counts_of_the_first_phase_add_up():
 
 def test_second_phase_mixes_with_good_peers_only():
     setup = toy_setup(PENS(chosen=2, first_phase=0.04), graphs=labelled([0, 0, 0, 1, 1, 1]))  # of 100 rounds: four
-    first, later = play(setup, rounds=4), play(setup, rounds=9)
+    first, later = run_rounds(setup, rounds=4), run_rounds(setup, rounds=9)
     assert same({"x": counted(first, "taken")}, {"x": counted(later, "taken")})
     fleet = later.engine.fleets[0]
     fleet = fleet.for_call(7, "choose")
@@ -126,9 +129,9 @@ def test_models_are_judged_by_the_loss_on_nodes_of_the_own(judge, nodes):
 
 def test_only_models_that_were_heard_are_judged():
     setup = toy_setup(PENS(sampled=1, chosen=1), clients=4, dropout=0.5)
-    here, engine = play(setup, rounds=3), Loopback(setup)
+    here, engine = run_rounds(setup, rounds=3), Loopback(setup)
     try:
-        there = play(setup, rounds=3, engine=engine)
+        there = run_rounds(setup, rounds=3, engine=engine)
         assert all(gap(here.client(peer), there.client(peer)) < 1e-5 for peer in range(4))
     finally:
         engine.close()
@@ -137,9 +140,11 @@ def test_only_models_that_were_heard_are_judged():
 
 
 def test_no_more_than_wished_are_tried_of_what_the_experiment_brings():
-    played = play(line(Judged(sampled=2, chosen=1), [4.0, 3.0, 2.0, 1.0], topology=Topology("complete")), rounds=1)
-    assert counted(played, "tried").sum(1).tolist() == [2] * 4
-    assert places(played).tolist() == [3, 2.5, 2.5, 2]  # peer 3 is tried by nobody: the lower numbers come first
+    finished = run_rounds(
+        line(Judged(sampled=2, chosen=1), [4.0, 3.0, 2.0, 1.0], topology=Topology("complete")), rounds=1
+    )
+    assert counted(finished, "tried").sum(1).tolist() == [2] * 4
+    assert places(finished).tolist() == [3, 2.5, 2.5, 2]  # peer 3 is tried by nobody: the lower numbers come first
 
 
 @pytest.mark.parametrize("settings", [{"sampled": -1}, {"chosen": -1}, {"first_phase": 1.5}, {"first_phase": -0.1}])

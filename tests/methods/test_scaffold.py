@@ -12,7 +12,7 @@ from graft.methods.scaffold import SCAFFOLD
 from graft.tensors.trees import Tree, broadcast_tree, count_bytes, flatten, map_tree, stack, weighted_mean
 from tests.methods.normed import Normed
 from tests.methods.quadratic import Parabolas, number_setup
-from tests.toy import gap, play, same, toy_graph, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graph, toy_setup
 
 
 class Controlled(SCAFFOLD, Parabolas):
@@ -20,21 +20,21 @@ class Controlled(SCAFFOLD, Parabolas):
 
 
 def x_after(method, rounds, **settings):
-    return float(play(number_setup(method, **({"epochs": 3} | settings)), rounds=rounds).server.state.model.x)
+    return float(run_rounds(number_setup(method, **({"epochs": 3} | settings)), rounds=rounds).server.state.model.x)
 
 
-def controls(played):
+def controls(finished):
     """The controls of all clients, stacked."""
-    return stack([played.client(client).control for client in played.engine.members()])
+    return stack([finished.client(client).control for client in finished.engine.members()])
 
 
 def test_three_rounds_on_two_parabolas_by_hand():
-    first = play(number_setup(Controlled(), epochs=3), rounds=1)
+    first = run_rounds(number_setup(Controlled(), epochs=3), rounds=1)
     assert [float(first.client(client).model.x) for client in (0, 1)] == pytest.approx([0, 2.628], abs=1e-6)
     assert [float(first.client(client).control.x) for client in (0, 1)] == pytest.approx([0, -8.76], abs=1e-5)
     assert float(first.server.state.control.x) == pytest.approx(-4.38, abs=1e-5)
     assert float(first.server.state.model.x) == pytest.approx(1.314, abs=1e-6)
-    second = play(number_setup(Controlled(), epochs=3), rounds=2)
+    second = run_rounds(number_setup(Controlled(), epochs=3), rounds=2)
     assert [float(second.client(client).model.x) for client in (0, 1)] == pytest.approx([2.144886, 2.119482], abs=1e-5)
     assert float(second.server.state.model.x) == pytest.approx(2.132184, abs=1e-5)
     assert x_after(Controlled(), 3) == pytest.approx(2.569630, abs=1e-5)
@@ -51,9 +51,9 @@ def test_nothing_moves_at_the_optimum_with_the_gradients_there_as_controls(own, 
     engine = InProcess(setup)
     engine.fleets[0].state.control = Tree(x=torch.tensor(own))
     before = Tree(model=Tree(x=torch.tensor(3.0)), control=Tree(x=torch.tensor(0.0)))
-    played = play(setup, rounds=2, engine=engine, state=map_tree(torch.clone, before))
-    assert (gap(played.server.state, before) < 1e-5) == still
-    assert (gap(controls(played), Tree(x=torch.tensor(own))) < 1e-5) == still
+    finished = run_rounds(setup, rounds=2, engine=engine, state=map_tree(torch.clone, before))
+    assert (gap(finished.server.state, before) < 1e-5) == still
+    assert (gap(controls(finished), Tree(x=torch.tensor(own))) < 1e-5) == still
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -62,7 +62,7 @@ def test_one_local_step_without_controls_is_fedavg_bit_for_bit(model, optimizer)
     settings = {"models": model, "epochs": 1, "optimizer": optimizer, "dropout": 0.5, "weight_by": "uniform"}
 
     def after(method, rounds):
-        return play(toy_setup(method, **settings), rounds=rounds)
+        return run_rounds(toy_setup(method, **settings), rounds=rounds)
 
     ours, wanted = after(SCAFFOLD(), 1), after(FedAvg(), 1)
     assert same(ours.server.state.model, wanted.server.state.model)
@@ -73,7 +73,7 @@ def test_one_local_step_without_controls_is_fedavg_bit_for_bit(model, optimizer)
 @pytest.mark.parametrize("model", ["gcn", "mlp"])
 def test_after_one_local_step_both_options_hold_the_gradient_at_the_received_model(model):
     settings = {"models": model, "epochs": 1, "optimizer": "sgd", "learning_rate": 0.5, "weight_decay": 0.1}
-    options = [play(toy_setup(SCAFFOLD(control=one), **settings), rounds=1) for one in ("gradient", "steps")]
+    options = [run_rounds(toy_setup(SCAFFOLD(control=one), **settings), rounds=1) for one in ("gradient", "steps")]
     assert gap(*map(controls, options)) < 1e-5
     setup = toy_setup(SCAFFOLD(), **settings)
     fleet = setup.fleet([0, 1, 2])
@@ -84,7 +84,8 @@ def test_after_one_local_step_both_options_hold_the_gradient_at_the_received_mod
     for (_, found), gradient in zip(flatten(controls(options[0])), wanted, strict=True):
         torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-5)
     longer = [
-        play(toy_setup(SCAFFOLD(control=one), **(settings | {"epochs": 3})), rounds=1) for one in ("gradient", "steps")
+        run_rounds(toy_setup(SCAFFOLD(control=one), **(settings | {"epochs": 3})), rounds=1)
+        for one in ("gradient", "steps")
     ]
     assert gap(*map(controls, longer)) > 1e-3
 
@@ -93,8 +94,8 @@ def test_after_one_local_step_both_options_hold_the_gradient_at_the_received_mod
 @pytest.mark.parametrize("model", ["gcn", "mlp"])
 def test_one_client_is_local_training_bit_for_bit(model, optimizer):
     settings = {"clients": 1, "models": model, "optimizer": optimizer, "dropout": 0.5, "learning_rate": 0.05}
-    ours = play(toy_setup(SCAFFOLD(), **settings), rounds=4)
-    assert same(ours.client(0).model, play(toy_setup(Local(), **settings), rounds=4).client(0).model)
+    ours = run_rounds(toy_setup(SCAFFOLD(), **settings), rounds=4)
+    assert same(ours.client(0).model, run_rounds(toy_setup(Local(), **settings), rounds=4).client(0).model)
     assert same(ours.server.state.control, ours.client(0).control)
     assert max(float(leaf.abs().max()) for _, leaf in flatten(ours.server.state.control)) > 1e-3
 
@@ -105,31 +106,31 @@ def test_servers_control_is_the_mean_of_the_clients(average, optimizer):
     setup = toy_setup(SCAFFOLD(average=average), optimizer=optimizer)
     nodes = torch.tensor([12, 9, 7])
     for rounds in (1, 2, 3):
-        played = play(setup, rounds=rounds)
+        finished = run_rounds(setup, rounds=rounds)
         mine, other = (nodes, torch.ones(3)) if average == "votes" else (torch.ones(3), nodes)
-        assert gap(played.server.state.control, weighted_mean(controls(played), mine)) < 1e-5
-        assert gap(played.server.state.control, weighted_mean(controls(played), other)) > 1e-4
+        assert gap(finished.server.state.control, weighted_mean(controls(finished), mine)) < 1e-5
+        assert gap(finished.server.state.control, weighted_mean(controls(finished), other)) > 1e-4
 
 
 @pytest.mark.parametrize("average", ["uniform", "votes"])
 def test_models_are_averaged_as_controls_are(average):
-    played = play(toy_setup(SCAFFOLD(average=average)), rounds=1)
-    models = stack([played.client(client).model for client in range(3)])
+    finished = run_rounds(toy_setup(SCAFFOLD(average=average)), rounds=1)
+    models = stack([finished.client(client).model for client in range(3)])
     votes = {"uniform": torch.ones(3), "votes": torch.tensor([12, 9, 7])}
     for name, weights in votes.items():
-        assert (gap(played.server.state.model, weighted_mean(models, weights)) < 1e-6) == (name == average)
+        assert (gap(finished.server.state.model, weighted_mean(models, weights)) < 1e-6) == (name == average)
 
 
 def test_clients_that_never_took_part_have_no_control_and_still_count():
     setup = toy_setup(SCAFFOLD(), participation=0.34)  # one client a round
-    played = play(setup, rounds=1)
-    (asked,) = played.session.participants(1)
+    finished = run_rounds(setup, rounds=1)
+    (asked,) = finished.session.participants(1)
     silent = [client for client in range(3) if client != asked]
-    assert not any(leaf.any() for client in silent for _, leaf in flatten(played.client(client).control))
-    third = map_tree(lambda leaf: leaf / 3, played.client(asked).control)
-    assert gap(played.server.state.control, third) < 1e-7
-    assert gap(played.server.state.control, played.client(asked).control) > 1e-3
-    later = play(setup, rounds=6)
+    assert not any(leaf.any() for client in silent for _, leaf in flatten(finished.client(client).control))
+    third = map_tree(lambda leaf: leaf / 3, finished.client(asked).control)
+    assert gap(finished.server.state.control, third) < 1e-7
+    assert gap(finished.server.state.control, finished.client(asked).control) > 1e-3
+    later = run_rounds(setup, rounds=6)
     assert gap(later.server.state.control, weighted_mean(controls(later), torch.ones(3))) < 1e-5
 
 
@@ -159,7 +160,7 @@ def test_gradient_is_taken_without_dropout(option, noisy):
 )
 def test_by_itself_it_takes_the_gradient_with_adam_and_the_steps_with_sgd(optimizer, option, other):
     auto, alike, unlike = (
-        play(toy_setup(SCAFFOLD(control=one), optimizer=optimizer), rounds=2) for one in ("auto", option, other)
+        run_rounds(toy_setup(SCAFFOLD(control=one), optimizer=optimizer), rounds=2) for one in ("auto", option, other)
     )
     assert same(auto.server.state, alike.server.state)
     assert not same(auto.server.state, unlike.server.state)
@@ -179,7 +180,7 @@ def test_change_is_taken_against_the_old_control_and_the_server_control_of_this_
 
 
 def test_messages_are_twice_those_of_fedavg():
-    ours, wanted = (play(toy_setup(method), rounds=2) for method in (SCAFFOLD(), FedAvg()))
+    ours, wanted = (run_rounds(toy_setup(method), rounds=2) for method in (SCAFFOLD(), FedAvg()))
     model = count_bytes(wanted.server.state.model)
     assert ours.traffic.down == 2 * wanted.traffic.down
     assert ours.traffic.up == wanted.traffic.up + 2 * 3 * model
@@ -189,22 +190,22 @@ def test_messages_are_twice_those_of_fedavg():
 def test_buffers_have_no_control_and_are_averaged(option):
     with torch.random.fork_rng():
         setup = toy_setup(SCAFFOLD(control=option, server_step=3.0), 2, Normed(), graphs=[toy_graph(9), toy_graph(8)])
-    played = play(setup, rounds=2)
-    assert [path for path, _ in flatten(played.client(0).control)] == [
+    finished = run_rounds(setup, rounds=2)
+    assert [path for path, _ in flatten(finished.client(0).control)] == [
         "norm/weight",
         "norm/bias",
         "head/weight",
         "head/bias",
     ]
-    state = played.server.state.model.norm
-    assert int(state.num_batches_tracked) == int(played.client(0).model.norm.num_batches_tracked) > 0
-    mean = (played.client(0).model.norm.running_var + played.client(1).model.norm.running_var) / 2
+    state = finished.server.state.model.norm
+    assert int(state.num_batches_tracked) == int(finished.client(0).model.norm.num_batches_tracked) > 0
+    mean = (finished.client(0).model.norm.running_var + finished.client(1).model.norm.running_var) / 2
     torch.testing.assert_close(state.running_var, mean)
 
 
 def test_perceptrons_train_in_a_fleet_as_alone_and_score():
     setup = toy_setup(SCAFFOLD(), models="mlp", dropout=0.5)
-    fleet, alone = play(setup, rounds=3), play(setup, rounds=3, engine=InProcess(setup, alone=True))
+    fleet, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
     assert gap(fleet.server.state, alone.server.state) < 1e-5
     result = graft.run("scaffold", clients=3, rounds=3, models="mlp", partition="random", seed=0)
     assert result.accuracy["test_global"] > 0.2  # ten classes

@@ -16,7 +16,7 @@ from graft.models.heterogeneous import ArchitectureGroup, Heterogeneous, archite
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, flatten, map_tree, strip_architectures
 from tests.contract import contract_method
-from tests.toy import CLASSES, gap, play, random_weights, same, toy_graphs, toy_setup, trained_tree
+from tests.toy import CLASSES, gap, random_weights, run_rounds, same, toy_graphs, toy_setup, trained_tree
 
 CPU = torch.device("cpu")
 FAMILIES = {"architectures": ["gcn", "gat", "sage", "gin", "sgc"], "scales": ["sgc", "gcn", "gcn4", "gcn6", "gcn8"]}
@@ -182,16 +182,16 @@ def test_your_own_module_stays_alone_beside_mixed_clients():
     setup = toy_setup(Local(), clients=3, models=["gcn", "sage", Own()])
     engine = InProcess(setup)
     assert sorted(fleet.clients for fleet in engine.fleets) == [[0, 1], [2]]
-    played = play(setup, rounds=2, engine=engine)
-    assert {path for path, _ in flatten(played.client(2).model)} == {"head/weight", "head/bias"}
+    finished = run_rounds(setup, rounds=2, engine=engine)
+    assert {path for path, _ in flatten(finished.client(2).model)} == {"head/weight", "head/bias"}
 
 
 @pytest.mark.parametrize("models", ["architectures", "scales"])
 @pytest.mark.parametrize("engine", [{}, {"alone": True}])
 def test_a_client_keeps_the_weights_of_its_own_architecture_and_no_others(models, engine):
     setup = toy_setup(FedGKC(), clients=7, models=models)
-    played = play(setup, rounds=1, engine=InProcess(setup, **engine))
-    for client, state in played.engine.state().items():
+    finished = run_rounds(setup, rounds=1, engine=InProcess(setup, **engine))
+    for client, state in finished.engine.state().items():
         kind = setup.models[client]
         wanted = {path: leaf.shape for path, leaf in flatten(kind.start(torch.Generator()))}
         assert {path: leaf.shape for path, leaf in flatten(strip_architectures(state).model)} == wanted
@@ -208,9 +208,9 @@ def test_a_client_keeps_the_weights_of_its_own_architecture_and_no_others(models
 @pytest.mark.parametrize("capture", [True, False])
 def test_kinds_on_a_gpu_give_what_they_give_here(name, capture):
     setup = toy_setup(contract_method(name), clients=10, models="architectures", width=64, dropout=0.5)
-    there = play(replace(setup, device=torch.device("cuda"), capture=capture), rounds=6)
-    here = play(setup, rounds=6)
+    there = run_rounds(replace(setup, device=torch.device("cuda"), capture=capture), rounds=6)
+    here = run_rounds(setup, rounds=6)
     assert len(there.engine.fleets) == 1
     for client in range(10):
         assert gap(here.client(client).model, map_tree(torch.Tensor.cpu, there.client(client).model)) < 1e-3
-    assert not same(here.client(0).model, play(setup, rounds=5).client(0).model)
+    assert not same(here.client(0).model, run_rounds(setup, rounds=5).client(0).model)

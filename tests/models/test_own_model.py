@@ -13,7 +13,7 @@ from graft.methods.fedprox import FedProx
 from graft.methods.local import Local
 from graft.models import build_model
 from graft.tensors.trees import flatten, map_tree, squared_distance, weighted_mean
-from tests.toy import CLASSES, gap, play, same, toy_graph, toy_setup
+from tests.toy import CLASSES, gap, run_rounds, same, toy_graph, toy_setup
 
 BUFFERS = {"norm/running_mean", "norm/running_var", "norm/num_batches_tracked"}
 
@@ -59,8 +59,8 @@ def train_by_hand(net, graph, epochs, **settings):
 @pytest.mark.parametrize("method", [Local(), FedAvg()], ids=["local", "fedavg"])
 def test_own_module_trains_as_it_would_by_hand(net, method):
     graph = toy_graph(12)
-    played = play(toy_setup(method, models=net, graphs=[graph], epochs=3), rounds=2)
-    ours = dict(flatten(played.client(0).model))
+    finished = run_rounds(toy_setup(method, models=net, graphs=[graph], epochs=3), rounds=2)
+    ours = dict(flatten(finished.client(0).model))
     wanted = train_by_hand(net, graph, 6)
     assert ours.keys() == wanted.keys()
     for path, value in wanted.items():
@@ -71,30 +71,30 @@ def test_own_module_trains_as_it_would_by_hand(net, method):
 
 def test_the_module_itself_is_never_trained(net):
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    play(toy_setup(FedAvg(), models=net), rounds=1)
+    run_rounds(toy_setup(FedAvg(), models=net), rounds=1)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 def test_buffers_are_updated_at_clients_and_averaged_at_the_server(net):
     setup = toy_setup(FedAvg(), models=net, epochs=3)
     assert setup.models[0].frozen == BUFFERS
-    played = play(setup, rounds=2)
-    clients = [played.client(number).model for number in range(3)]
+    finished = run_rounds(setup, rounds=2)
+    clients = [finished.client(number).model for number in range(3)]
     for buffer in ("running_mean", "running_var"):
         stacked = torch.stack([client.norm[buffer] for client in clients])
         wanted = (stacked * torch.tensor([12.0, 9, 7]).view(3, 1) / 28).sum(0)
-        torch.testing.assert_close(played.server.state.model.norm[buffer], wanted)
+        torch.testing.assert_close(finished.server.state.model.norm[buffer], wanted)
         assert (stacked[0] - wanted).abs().max() > 1e-3
         assert (getattr(net.norm, buffer) - wanted).abs().max() > 1e-3
-    counted = played.server.state.model.norm.num_batches_tracked
+    counted = finished.server.state.model.norm.num_batches_tracked
     assert counted.dtype == torch.int64
     assert counted == 6
 
 
 def test_optimiser_keeps_nothing_for_buffers(net):
-    played = play(toy_setup(FedAvg(), models=net), rounds=1)
-    held = {path for path, _ in flatten(played.client(0).optimizer.model.first)}
-    assert held == {path for path, _ in flatten(played.client(0).model)} - BUFFERS
+    finished = run_rounds(toy_setup(FedAvg(), models=net), rounds=1)
+    held = {path for path, _ in flatten(finished.client(0).optimizer.model.first)}
+    assert held == {path for path, _ in flatten(finished.client(0).model)} - BUFFERS
 
 
 def test_scoring_leaves_the_buffers_alone(net):
@@ -123,7 +123,7 @@ def test_a_pair_gives_embedding_and_logits():
     pair.eval()
     hidden, _ = pair(torch.from_numpy(graph.x), torch.from_numpy(graph.edges))
     torch.testing.assert_close(outputs["pair"].embedding[0], hidden)
-    trained = [play(toy_setup(FedAvg(), models=module)).server.state for module in (single, pair)]
+    trained = [run_rounds(toy_setup(FedAvg(), models=module)).server.state for module in (single, pair)]
     assert same(*trained)
 
 
@@ -151,11 +151,11 @@ def test_same_seed_gives_the_same_result_with_dropout_and_leaves_the_global_gene
     setups = [toy_setup(FedAvg(), models=make_net(dropout=0.5), seed=seed) for seed in (0, 0, 1)]
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = play(setups[0]).server.state.model
+    first = run_rounds(setups[0]).server.state.model
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    assert same(play(setups[1]).server.state.model, first)
-    assert gap(play(setups[2]).server.state.model, first) > 1e-3
+    assert same(run_rounds(setups[1]).server.state.model, first)
+    assert gap(run_rounds(setups[2]).server.state.model, first) > 1e-3
 
 
 def test_whole_number_buffers_are_taken_from_the_first_client_not_rounded():
@@ -166,7 +166,7 @@ def test_whole_number_buffers_are_taken_from_the_first_client_not_rounded():
 
 
 def test_own_modules_never_share_a_fleet(net):
-    played = play(toy_setup(FedAvg(), models=net), rounds=1)
-    assert [fleet.clients for fleet in played.engine.fleets] == [[0], [1], [2]]
+    finished = run_rounds(toy_setup(FedAvg(), models=net), rounds=1)
+    assert [fleet.clients for fleet in finished.engine.fleets] == [[0], [1], [2]]
     started = build_model(net, 6, CLASSES).start(torch.Generator())
     assert started.first.lin.weight.data_ptr() != net.first.lin.weight.data_ptr()

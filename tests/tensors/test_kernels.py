@@ -14,7 +14,7 @@ from graft.tensors.randomness import Stream, streams
 from graft.tensors.sparse import BlockSparse, attention
 from graft.tensors.trees import Owners, flatten, map_tree
 from graft.training.optimizers import OPTIMIZERS, Training
-from tests.toy import gap, play, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, toy_graphs, toy_setup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,7 +123,7 @@ def test_clients_padded_for_sums_in_parts_learn_what_they_learn_on_the_cpu(name,
     monkeypatch.setattr("graft.tensors.sparse.CHUNK_NODES", 4)
     setup = toy_setup(FedAvg(), models=name, dropout=0.5, sizes=(13, 11, 9))
     setups = [replace(setup, device=device) for device in (HERE, THERE)]
-    here, there = (play(setup, rounds=2) for setup in setups)
+    here, there = (run_rounds(setup, rounds=2) for setup in setups)
     assert [one.engine.fleets[0].graph.nodes for one in (here, there)] == [13, 16]
     assert gap(here.server.state, map_tree(lambda leaf: leaf.cpu(), there.server.state)) < 1e-3
 

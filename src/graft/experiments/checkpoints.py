@@ -89,7 +89,7 @@ class Checkpoint:
     clients: Mapping[int, Tree]
     origin: Origin
     rounds_checksum: str  # of the lines of rounds.jsonl up to this round, from which scores and traffic follow
-    finished: bool = False  # all rounds are played, or patience is at its end
+    finished: bool = False  # all rounds were run, or patience is at its end
 
 
 @dataclass(frozen=True)

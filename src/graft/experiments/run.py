@@ -144,7 +144,7 @@ def _start(
         stack.enter_context(products_in(experiment.precision))
         stack.enter_context(use_threads(threads))
         session = stack.enter_context(closing(Session(setup, ENGINES[experiment.engine](setup))))
-        return Run(experiment, shared, session, recorder, progress).play(begun, checkpoint)
+        return Run(experiment, shared, session, recorder, progress).run_rounds(begun, checkpoint)
 
 
 def origin_of(experiment: Experiment, setup: Setup, shared: Federation, threads: int) -> Origin:
@@ -192,7 +192,7 @@ class Run:
         self.scores = Scores(*session.count_nodes(), experiment.score)
         self.finished = False  # whether there are no more rounds to run
 
-    def play(self, begun: float, checkpoint: Checkpoint | None) -> Result:
+    def run_rounds(self, begun: float, checkpoint: Checkpoint | None) -> Result:
         """Runs the rounds that are left, and returns what all of them found out."""
         if checkpoint is not None:
             self.restore(checkpoint)

@@ -24,7 +24,7 @@ from graft.federation.setup import Setup
 from graft.fields import Bound, rules
 from graft.tensors.trees import Tree, check_message, flatten, map_tree
 from graft.testing.claim import claim, contract_setup, require
-from graft.testing.toy import Played, gap, join_graphs, play, play_on, same, toy_graph, toy_graphs
+from graft.testing.toy import FinishedRounds, gap, join_graphs, run_rounds, run_session, same, toy_graph, toy_graphs
 
 LEAST_CHANGE = 1e-5  # of logits after two rounds in which a client learnt other labels
 
@@ -48,7 +48,7 @@ def training_changes_predictions(method: Method) -> None:
 @claim
 def same_seed_same_weights(method: Method) -> None:
     """Two runs of one seed are equal bit for bit, and one of another seed is not."""
-    runs = [play(contract_setup(method, dropout=0.5, seed=seed)) for seed in (0, 0, 1)]
+    runs = [run_rounds(contract_setup(method, dropout=0.5, seed=seed)) for seed in (0, 0, 1)]
     for client in runs[0].engine.members():
         require(same(runs[0].client(client), runs[1].client(client)), f"client {client} differs from run to run")
     require(same(runs[0].server.state, runs[1].server.state), "the server differs from run to run")
@@ -61,7 +61,7 @@ def a_fleet_equals_its_clients_one_by_one(method: Method) -> None:
     for dropout in (0.0, 0.5):
         # With seed 0 two synthetic nodes of fedtad_released are so equally near that rounding chooses the neighbour.
         setup = contract_setup(method, dropout=dropout, seed=1)
-        together, alone = play(setup, rounds=3), play(setup, rounds=3, engine=InProcess(setup, alone=True))
+        together, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
         for client in together.engine.members():
             difference = gap(together.client(client), alone.client(client))
             require(difference < 1e-5, f"client {client} differs by {difference:.1e} in a fleet, dropout {dropout}")
@@ -72,10 +72,10 @@ def resumed_equals_unbroken(method: Method) -> None:
     """Two rounds and, from their state as bytes, two more are four rounds, whoever takes part."""
     for participation in (1.0, 0.5):
         setup = contract_setup(method, clients=4, dropout=0.5, participation=participation)
-        unbroken, half = play(setup, rounds=4), play(setup, rounds=2)
+        unbroken, half = run_rounds(setup, rounds=4), run_rounds(setup, rounds=2)
         session = Session(setup, InProcess(setup))
         session.restore(through_bytes(half.session.state()))
-        resumed = play_on(session, first=3, rounds=2)
+        resumed = run_session(session, first=3, rounds=2)
         where = f"after a resume, with participation {participation}"
         require(same(unbroken.server.state, resumed.server.state), f"the server differs {where}")
         for client in resumed.engine.members():
@@ -88,9 +88,9 @@ def clients_that_are_not_asked_keep_their_state(method: Method) -> None:
     setup = contract_setup(method, clients=4, participation=0.25)
     engine = InProcess(setup)
     before = {client: map_tree(torch.clone, state) for client, state in engine.state().items()}
-    played = play(setup, rounds=1, engine=engine)
+    finished = run_rounds(setup, rounds=1, engine=engine)
     changed = [client for client, state in engine.state().items() if differs(before[client], state)]
-    participants = played.session.participants(1)
+    participants = finished.session.participants(1)
     require(changed == participants, f"clients {participants} took part in a round, and {changed} were changed by it")
 
 
@@ -99,7 +99,7 @@ def messages_are_trees(method: Method) -> None:
     """Every message and every reply is a tree of tensors and numbers."""
     setup = contract_setup(method)
     engine = KeepsMessages(setup)
-    play(setup, engine=engine)
+    run_rounds(setup, engine=engine)
     for step, message in engine.messages:
         check_message(message, f"a message of step '{step}'")
 
@@ -108,10 +108,10 @@ def messages_are_trees(method: Method) -> None:
 def no_state_appears_after_the_first_round(method: Method) -> None:
     """Every field that the server or a client keeps is there after one round."""
     setup = contract_setup(method)
-    played = play(setup, rounds=1)
-    before = state_paths(played)
-    play_on(played.session, first=2, rounds=2)
-    for keeper, paths in state_paths(played).items():
+    finished = run_rounds(setup, rounds=1)
+    before = state_paths(finished)
+    run_session(finished.session, first=2, rounds=2)
+    for keeper, paths in state_paths(finished).items():
         late = ", ".join(path for path in paths if path not in before[keeper])
         require(paths == before[keeper], f"{keeper} keeps another state in round 3 than in round 1: {late or 'less'}")
 
@@ -174,9 +174,9 @@ class KeepsMessages(InProcess):
 
 def predictions(setup: Setup) -> list[Tensor]:
     """Returns every client's logits of its nodes after two rounds, as the method itself predicts."""
-    played = play(setup)
+    finished = run_rounds(setup)
     logits: dict[int, Tensor] = {}
-    for fleet in played.engine.fleets:
+    for fleet in finished.engine.fleets:
         stacked = setup.method.logits(fleet.on(fleet.scoring)).detach()
         logits |= {client: stacked[row, : setup.graphs[client].nodes] for row, client in enumerate(fleet.clients)}
     return [logits[client] for client in setup.clients]
@@ -203,10 +203,10 @@ def differs(before: Tree, after: Tree) -> bool:
     return any(not torch.equal(leaf, leaves[path]) for path, leaf in flatten(before))
 
 
-def state_paths(played: Played) -> dict[str, list[str]]:
+def state_paths(finished: FinishedRounds) -> dict[str, list[str]]:
     """Returns the paths of what the server and every client keep."""
-    states = {"the server": played.server.state}
-    states |= {f"client {client}": played.client(client) for client in played.engine.members()}
+    states = {"the server": finished.server.state}
+    states |= {f"client {client}": finished.client(client) for client in finished.engine.members()}
     return {keeper: [path for path, _ in flatten(state)] for keeper, state in states.items()}
 
 
@@ -233,9 +233,9 @@ def outside(bounds: tuple[Bound, ...], *, whole: bool) -> list[float]:
 
 def check_finite(method: Method, odd: Graph) -> None:
     """Requires that all which clients and server keep is finite after two rounds with an odd client."""
-    played = play(contract_setup(method, federation=join_graphs([toy_graph(9), odd], crossing=0)))
-    states = {"the server": played.server.state}
-    states |= {f"client {client}": played.client(client) for client in played.engine.members()}
+    finished = run_rounds(contract_setup(method, federation=join_graphs([toy_graph(9), odd], crossing=0)))
+    states = {"the server": finished.server.state}
+    states |= {f"client {client}": finished.client(client) for client in finished.engine.members()}
     for keeper, state in states.items():
         for path, leaf in flatten(state):
             require(bool(torch.as_tensor(leaf).isfinite().all()), f"'{path}' of {keeper} is not finite")

@@ -150,7 +150,7 @@ def toy_setup(
 
 
 @dataclass
-class Played:
+class FinishedRounds:
     """A federation after some rounds."""
 
     session: Session
@@ -170,7 +170,7 @@ class Played:
         return strip_architectures(self.session.engine.state()[number])
 
 
-def play(
+def run_rounds(
     setup: Setup,
     rounds: int = 2,
     engine: Engine | None = None,
@@ -178,7 +178,7 @@ def play(
     state: Tree | None = None,
     *,
     whole: bool = True,
-) -> Played:
+) -> FinishedRounds:
     """Runs rounds without scores, as a run does; with `state` the server goes on from there.
 
     On a GPU rounds are captured as a whole where their method allows it, unless `whole` is off.
@@ -187,18 +187,18 @@ def play(
         setup = replace(setup, method=declaring(setup.method, capturable=False))
     session = Session(setup, engine or InProcess(setup))
     session.server.state = state or session.server.state
-    return play_on(session, first, rounds)
+    return run_session(session, first, rounds)
 
 
-def play_on(session: Session, first: int, rounds: int) -> Played:
+def run_session(session: Session, first: int, rounds: int) -> FinishedRounds:
     """Runs rounds of a session, from that number on."""
-    played = Played(session, Traffic(), {})
+    finished = FinishedRounds(session, Traffic(), {})
     with capture_stream(session.setup.device):
         for number in range(first, first + rounds):
             outcome = session.round(number, evaluate=False)
-            played.traffic.add(outcome.facts.traffic)
-            played.records |= outcome.details
-    return played
+            finished.traffic.add(outcome.facts.traffic)
+            finished.records |= outcome.details
+    return finished
 
 
 def declaring(method: Method, **declarations: Any) -> Method:
@@ -208,12 +208,14 @@ def declaring(method: Method, **declarations: Any) -> Method:
     return same_settings
 
 
-def unbroken_and_resumed(setup: Setup, make: Callable[[Setup], Engine] = InProcess) -> tuple[Played, Played]:
+def unbroken_and_resumed(
+    setup: Setup, make: Callable[[Setup], Engine] = InProcess
+) -> tuple[FinishedRounds, FinishedRounds]:
     """Returns four rounds in one go, and two and two with another session that takes over what the first one kept."""
-    unbroken, half = play(setup, rounds=4, engine=make(setup)), play(setup, rounds=2, engine=make(setup))
+    unbroken, half = run_rounds(setup, rounds=4, engine=make(setup)), run_rounds(setup, rounds=2, engine=make(setup))
     session = Session(setup, make(setup))
     session.restore(half.session.state())
-    return unbroken, play_on(session, first=3, rounds=2)
+    return unbroken, run_session(session, first=3, rounds=2)
 
 
 def gap(first: Any, second: Any) -> float:

@@ -15,17 +15,17 @@ from graft.federation.method import Method
 from graft.federation.setup import Setup
 from graft.tensors.trees import flatten
 from graft.testing.claim import claim, contract_setup, require
-from graft.testing.toy import gap, play
+from graft.testing.toy import gap, run_rounds
 
 
 @claim
 def in_process_equals_messages_as_bytes(method: Method) -> None:
     """Clients in processes of their own give the same result, and as many bytes cross the pipes as are counted."""
     setup = contract_setup(method, dropout=0.5)
-    here = play(setup)
+    here = run_rounds(setup)
     engine = CountingLoopback(setup)
     try:
-        there = play(setup, engine=engine)
+        there = run_rounds(setup, engine=engine)
         counted = engine.counted()
         states = engine.state()
     finally:

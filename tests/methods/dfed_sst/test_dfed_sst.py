@@ -17,7 +17,7 @@ from graft.methods.dfed_sst.paths import Paths
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
 from graft.tensors.trees import Tree, count_bytes, map_tree, select_clients
-from tests.toy import gap, play, same, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graphs, toy_setup
 
 PATH = [(0, 1), (1, 2), (2, 3)]
 
@@ -63,8 +63,8 @@ def by_hand():
     return inbox_of([1.0, 2.0, 3.0], vectors)
 
 
-def links_of(played, peers=3):
-    return torch.stack([played.client(client).links for client in range(peers)])
+def links_of(finished, peers=3):
+    return torch.stack([finished.client(client).links for client in range(peers)])
 
 
 # Whom a peer hears.
@@ -137,19 +137,19 @@ def test_a_round_with_some_peers_leaves_the_others_as_they_were():
     )
     engine = InProcess(setup)
     before = engine.state()
-    played = play(setup, rounds=1, engine=engine)
-    there = [client for client in range(6) if played.client(client).known.any()]
+    finished = run_rounds(setup, rounds=1, engine=engine)
+    there = [client for client in range(6) if finished.client(client).known.any()]
     assert len(there) == 3
     wlsd = torch.tensor([1, 2, 2.115772, 2.115772, 2, 1])
     for client in range(6):
         present = torch.isin(torch.arange(6), torch.tensor(there)) & (client in there)
-        assert torch.allclose(played.client(client).wlsd, wlsd * present)
-        assert (played.client(client).similar[~present] == 0).all()
+        assert torch.allclose(finished.client(client).wlsd, wlsd * present)
+        assert (finished.client(client).similar[~present] == 0).all()
         if client in there:
-            assert played.client(client).similar[client] == pytest.approx(1)
-            assert played.client(client).links[~present].sum() == 0
+            assert finished.client(client).similar[client] == pytest.approx(1)
+            assert finished.client(client).links[~present].sum() == 0
         else:
-            assert torch.equal(played.client(client).links, before[client].links)
+            assert torch.equal(finished.client(client).links, before[client].links)
 
 
 # What a peer says of itself.
@@ -158,13 +158,13 @@ def test_a_round_with_some_peers_leaves_the_others_as_they_were():
 def test_peers_describe_their_graph_as_their_model_sees_it_before_mixing():
     method = DFedSSTPaper(labels="train")
     setup = toy_setup(method, graphs=three_paths())
-    played = play(setup, rounds=1)
-    engine = played.engine
+    finished = run_rounds(setup, rounds=1)
+    engine = finished.engine
     for client, (expected, rows) in enumerate(((1, [1, 1]), (2, [2, 2]), (2.115772, [1, 3]))):
-        assert played.client(client).wlsd.tolist() == pytest.approx([1, 2, 2.115772], abs=1e-6)
+        assert finished.client(client).wlsd.tolist() == pytest.approx([1, 2, 2.115772], abs=1e-6)
         (fleet,) = [one for one in engine.fleets if client in one.clients]
         alone = fleet.select([fleet.clients.index(client)])
-        alone.state.update(trained=map_tree(lambda leaf: leaf.unsqueeze(0), played.client(client).trained))
+        alone.state.update(trained=map_tree(lambda leaf: leaf.unsqueeze(0), finished.client(client).trained))
         graph = setup.graphs[client]
         soft = alone.predict(alone.state.trained).logits[0, : graph.nodes].softmax(1)
         matrix = Paths(np.searchsorted(graph.edges[0], np.arange(graph.nodes + 1)), graph.edges[1])
@@ -176,15 +176,17 @@ def test_peers_describe_their_graph_as_their_model_sees_it_before_mixing():
 
 @pytest.mark.parametrize(("disconnected", "wlsd"), [("penalty", 2.115772), ("ignore", 1.0), ("zero", 0.628076)])
 def test_disconnected_pairs(disconnected, wlsd):
-    played = play(toy_setup(DFedSSTPaper(labels="train", disconnected=disconnected), graphs=three_paths()), rounds=1)
-    assert played.client(0).wlsd[2].item() == pytest.approx(wlsd, abs=1e-6)
+    finished = run_rounds(
+        toy_setup(DFedSSTPaper(labels="train", disconnected=disconnected), graphs=three_paths()), rounds=1
+    )
+    assert finished.client(0).wlsd[2].item() == pytest.approx(wlsd, abs=1e-6)
 
 
 def test_label_sources_differ_and_only_the_oracle_sees_test_labels():
     graphs = toy_graphs(3, sizes=(12,))
 
     def told(labels, graphs):
-        return play(toy_setup(DFedSSTPaper(labels=labels), graphs=graphs), rounds=1).client(0).wlsd
+        return run_rounds(toy_setup(DFedSSTPaper(labels=labels), graphs=graphs), rounds=1).client(0).wlsd
 
     found = {labels: told(labels, graphs) for labels in ("mixed", "train", "oracle")}
     assert len({tuple(values.tolist()) for values in found.values()}) == 3
@@ -197,7 +199,7 @@ def test_label_sources_differ_and_only_the_oracle_sees_test_labels():
 def test_large_graphs_are_sampled():
     graphs = toy_graphs(2, sizes=(40,))
     exact, sampled, full = (
-        play(toy_setup(DFedSSTPaper(labels="oracle", **how), 2, graphs=graphs), rounds=1).client(0).wlsd
+        run_rounds(toy_setup(DFedSSTPaper(labels="oracle", **how), 2, graphs=graphs), rounds=1).client(0).wlsd
         for how in ({}, {"exact_up_to": 0, "sources": 3}, {"exact_up_to": 0, "sources": 40})
     )
     assert torch.allclose(full, exact)
@@ -215,21 +217,21 @@ def test_the_first_round_hears_half_of_the_others_at_random_and_mixes_what_was_t
     assert (first.diagonal() == 1 / 3).all()
     assert ((first > 0).sum(1) == 3).all()
     assert torch.allclose(first.sum(1), torch.ones(5))
-    played = play(setup, rounds=1, engine=engine)
+    finished = run_rounds(setup, rounds=1, engine=engine)
     for client in range(5):
         wanted = map_tree(
             lambda *models, own=first[client]: sum(weight * model for weight, model in zip(own, models, strict=True)),
-            *(played.client(sender).trained for sender in range(5)),
+            *(finished.client(sender).trained for sender in range(5)),
         )
-        assert gap(wanted, played.client(client).model) < 1e-6
-    assert not torch.equal(links_of(played, 5), first)
+        assert gap(wanted, finished.client(client).model) < 1e-6
+    assert not torch.equal(links_of(finished, 5), first)
     literal = InProcess(toy_setup(DFedSSTPaper(include_self=False), 5, sizes=(9,))).state()
     assert all(literal[client].links[client] == 0 and literal[client].links.max() == 0.5 for client in range(5))
 
 
 def test_peers_choose_anew_every_k_topo_rounds():
     setup = toy_setup(DFedSSTPaper(k_topo=3), 4, sizes=(9,))
-    links = [links_of(play(setup, rounds=rounds), 4) for rounds in range(1, 6)]
+    links = [links_of(run_rounds(setup, rounds=rounds), 4) for rounds in range(1, 6)]
     assert torch.equal(links[0], links[1])
     assert torch.equal(links[0], links[2])
     assert not torch.equal(links[2], links[3])
@@ -240,7 +242,7 @@ def test_messages_are_models_along_links_and_descriptions_to_everybody():
     graphs = three_paths()
     weights = count_bytes(InProcess(toy_setup(Local(), graphs=graphs)).state()[0].model)
     method = DFedSSTPaper(labels="train", k_topo=2)
-    one, two, three = (play(toy_setup(method, graphs=graphs), rounds=rounds).traffic.peer for rounds in (1, 2, 3))
+    one, two, three = (run_rounds(toy_setup(method, graphs=graphs), rounds=rounds).traffic.peer for rounds in (1, 2, 3))
     described = 3 * 2 * 4 * (1 + 2 * 2)
     assert one == 3 * weights + described  # in the first round everybody hears one other
     assert two - one == 3 * weights  # degrees 0, 1 and 2
@@ -248,31 +250,31 @@ def test_messages_are_models_along_links_and_descriptions_to_everybody():
 
 
 def test_the_least_scattered_peer_hears_nobody_and_is_heard():
-    played = play(toy_setup(DFedSSTPaper(labels="train"), graphs=three_paths()), rounds=2)
-    links = links_of(played)
+    finished = run_rounds(toy_setup(DFedSSTPaper(labels="train"), graphs=three_paths()), rounds=2)
+    links = links_of(finished)
     assert links[0].tolist() == [1, 0, 0]
     assert links[2, 0] > 0
-    assert same(played.client(0).model, played.client(0).trained)
-    assert not same(played.client(2).model, played.client(2).trained)
+    assert same(finished.client(0).model, finished.client(0).trained)
+    assert not same(finished.client(2).model, finished.client(2).trained)
 
 
 # Degenerate cases.
 
 
 def test_one_peer_trains_as_if_alone():
-    peer, alone = (play(toy_setup(method, 1, dropout=0.5), rounds=3) for method in (DFedSSTPaper(), Local()))
+    peer, alone = (run_rounds(toy_setup(method, 1, dropout=0.5), rounds=3) for method in (DFedSSTPaper(), Local()))
     assert same(peer.client(0).model, alone.client(0).model)
 
 
 def test_peers_that_are_all_as_scattered_train_as_if_alone():
     graphs = [labelled(4, PATH, [0, 0, 1, 1], seed) for seed in range(3)]
     setup = toy_setup(DFedSSTPaper(labels="train", k_topo=1), graphs=graphs)
-    start = play(setup, rounds=1)  # the first round hears others, for nothing is known yet
+    start = run_rounds(setup, rounds=1)  # the first round hears others, for nothing is known yet
 
     def go_on(setup):
         engine = InProcess(setup)
         engine.restore(start.engine.state())
-        return play(setup, rounds=3, engine=engine, first=2)
+        return run_rounds(setup, rounds=3, engine=engine, first=2)
 
     found = go_on(setup)
     unlinked = go_on(toy_setup(setup.method, graphs=graphs, topology=Topology("none")))
@@ -286,27 +288,27 @@ def test_everybody_heard_alike_is_fedavg_without_weights():
     # Without edges and with distance 0 between what no path joins, every WLSD is 0, and weights are equal.
     method = DFedSSTPaper(disconnected="zero", min_share=2 / 3, k_topo=1)
     setup = toy_setup(method, graphs=graphs, optimizer_state="reset")
-    start = play(setup, rounds=1)
-    played = play(setup, rounds=2)
-    average = map_tree(lambda *leaves: sum(leaves) / 3, *(played.client(client).trained for client in range(3)))
+    start = run_rounds(setup, rounds=1)
+    finished = run_rounds(setup, rounds=2)
+    average = map_tree(lambda *leaves: sum(leaves) / 3, *(finished.client(client).trained for client in range(3)))
     for client in range(3):
-        assert gap(played.client(client).model, average) < 1e-6
+        assert gap(finished.client(client).model, average) < 1e-6
         assert torch.allclose(start.client(client).links, torch.full((3,), 1 / 3))
     # From one common model on, that is FedAvg round by round.
     uniform = toy_setup(FedAvg(), graphs=graphs, optimizer_state="reset", weight_by="uniform")
-    engine, server = InProcess(setup), play(uniform, rounds=1, first=3, state=Tree(model=average))
-    engine.restore(played.engine.state())
-    after = play(setup, rounds=1, engine=engine, first=3)
+    engine, server = InProcess(setup), run_rounds(uniform, rounds=1, first=3, state=Tree(model=average))
+    engine.restore(finished.engine.state())
+    after = run_rounds(setup, rounds=1, engine=engine, first=3)
     assert gap(after.client(1).model, server.server.state.model) < 1e-6
     weighted = toy_setup(FedAvg(), graphs=graphs, optimizer_state="reset")
-    control = play(weighted, rounds=1, first=3, state=Tree(model=average))
+    control = run_rounds(weighted, rounds=1, first=3, state=Tree(model=average))
     assert gap(after.client(1).model, control.server.state.model) > 1e-5
 
 
 def test_two_peers_that_hear_half_of_all_are_fedavg():
     graphs = [labelled(nodes, [], np.arange(nodes) % 2, nodes) for nodes in (8, 5)]
-    peers = play(toy_setup(DFedSSTPaper(degree="half", disconnected="zero"), graphs=graphs), rounds=3)
-    server = play(toy_setup(FedAvg(), graphs=graphs, weight_by="uniform"), rounds=3)
+    peers = run_rounds(toy_setup(DFedSSTPaper(degree="half", disconnected="zero"), graphs=graphs), rounds=3)
+    server = run_rounds(toy_setup(FedAvg(), graphs=graphs, weight_by="uniform"), rounds=3)
     for client in (0, 1):
         assert gap(peers.client(client).model, server.server.state.model) < 1e-5
 
@@ -315,24 +317,24 @@ def test_two_peers_that_hear_half_of_all_are_fedavg():
 
 
 def test_without_the_adaptive_degree_everybody_hears_half_of_the_others():
-    played = play(toy_setup(DFedSSTPaper(degree="half"), 5, sizes=(9,)), rounds=1)
-    assert ((links_of(played, 5) > 0).sum(1) == 3).all()
-    adaptive = play(toy_setup(DFedSSTPaper(), 5, sizes=(9,)), rounds=1)
+    finished = run_rounds(toy_setup(DFedSSTPaper(degree="half"), 5, sizes=(9,)), rounds=1)
+    assert ((links_of(finished, 5) > 0).sum(1) == 3).all()
+    adaptive = run_rounds(toy_setup(DFedSSTPaper(), 5, sizes=(9,)), rounds=1)
     assert sorted((links_of(adaptive, 5) > 0).sum(1).tolist()) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_without_cse_similarity_is_that_of_mean_features(sparse):
     setup = toy_setup(DFedSSTPaper(similar_by="features"), sparse=sparse)
-    played = play(setup, rounds=1)
+    finished = run_rounds(setup, rounds=1)
     means = [np.asarray(graph.x.toarray() if sparse else graph.x).mean(axis=0) for graph in setup.graphs]
     for one in range(3):
         for other in range(3):
             wanted = means[one] @ means[other] / np.linalg.norm(means[one]) / np.linalg.norm(means[other])
-            assert played.client(one).similar[other].item() == pytest.approx(wanted, abs=1e-5)
-    by_cse = play(toy_setup(DFedSSTPaper(), sparse=sparse), rounds=1)
-    assert not torch.allclose(by_cse.client(0).similar, played.client(0).similar, atol=1e-2)
-    assert torch.equal(by_cse.client(0).wlsd, played.client(0).wlsd)
+            assert finished.client(one).similar[other].item() == pytest.approx(wanted, abs=1e-5)
+    by_cse = run_rounds(toy_setup(DFedSSTPaper(), sparse=sparse), rounds=1)
+    assert not torch.allclose(by_cse.client(0).similar, finished.client(0).similar, atol=1e-2)
+    assert torch.equal(by_cse.client(0).wlsd, finished.client(0).wlsd)
 
 
 def test_without_selection_peers_are_drawn_anew_and_weighed_as_before():

@@ -69,10 +69,10 @@ def watched(setup):
     return engine, seen
 
 
-def record_of(played):
+def record_of(finished):
     """What the method recorded in the last round, as plain numbers and lists."""
     return {
-        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in played.records.items()
+        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in finished.records.items()
     }
 
 

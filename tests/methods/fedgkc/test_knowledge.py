@@ -25,18 +25,18 @@ from tests.methods.fedgkc.cases import (
     record_of,
     watched,
 )
-from tests.toy import SIZES, play, same, toy_graph, toy_graphs, toy_setup
+from tests.toy import SIZES, run_rounds, same, toy_graph, toy_graphs, toy_setup
 
 
 @by_hand
 def test_knowledge_and_weights_of_two_clients_are_those_worked_out_by_hand():
     setup = hand_setup([hand_graph(FIRST, PATH), hand_graph(SECOND)])
-    record = record_of(play(setup, rounds=1))
+    record = record_of(run_rounds(setup, rounds=1))
     assert record["knowledge"] == pytest.approx([0.761909, 0.8], abs=1e-6)
     assert record["volume_weight"] == pytest.approx([0.6, 0.4])
     assert record["weight"] == pytest.approx([0.543903, 0.456097], abs=1e-6)
     assert (record["fell_back"], record["negative"]) == (False, 0)
-    plain = record_of(play(hand_setup(setup.graphs, kama=False), rounds=1))
+    plain = record_of(run_rounds(hand_setup(setup.graphs, kama=False), rounds=1))
     assert plain["weight"] == pytest.approx([0.6, 0.4])
     assert plain["knowledge"] == record["knowledge"]
 
@@ -66,7 +66,7 @@ def test_every_nodes_score_is_the_one_worked_out_by_hand(graph, scores):
 )
 def test_switches_leave_out_their_part_of_the_knowledge(switch, first, second):
     setup = hand_setup([hand_graph(FIRST, PATH), hand_graph(SECOND)], **{switch: False})
-    record = record_of(play(setup, rounds=1))
+    record = record_of(run_rounds(setup, rounds=1))
     assert record["knowledge"] == pytest.approx([first, second], abs=1e-5)
     shares = [first / (first + second), second / (first + second)] if switch != "kama" else [0.6, 0.4]
     assert record["weight"] == pytest.approx([(0.6 + shares[0]) / 2, (0.4 + shares[1]) / 2], abs=1e-5)
@@ -148,40 +148,40 @@ def test_uniform_predictions_of_seven_classes_fall_back_to_volume_weights():
     uniform = [(1 / 7,) * 7] * 4
     ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
     setup = hand_setup([hand_graph(uniform[:3], PATH), hand_graph(uniform, ring)])
-    played = play(setup, rounds=1)
-    record = record_of(played)
+    finished = run_rounds(setup, rounds=1)
+    record = record_of(finished)
     assert record["knowledge"] == pytest.approx([1 / 42 - 0.1] * 2, abs=1e-6)
     assert record["weight"] == pytest.approx([3 / 7, 4 / 7])
     assert (record["fell_back"], record["negative"]) == (True, 2)
-    assert all(leaf.isfinite().all() for _, leaf in flatten(played.server.state))
+    assert all(leaf.isfinite().all() for _, leaf in flatten(finished.server.state))
     lonely = hand_setup([hand_graph(uniform[:3]), hand_graph(uniform, ring)])  # no neighbours: no penalty
-    assert record_of(play(lonely, rounds=1))["weight"] == pytest.approx([(3 / 7 + 1) / 2, 2 / 7])
+    assert record_of(run_rounds(lonely, rounds=1))["weight"] == pytest.approx([(3 / 7 + 1) / 2, 2 / 7])
 
 
 def test_identical_clients_have_equal_weights():
     graph = toy_graph(12)
     method = FedGKCPaper(self_distill=False)  # every client draws views of its own
-    record = record_of(play(toy_setup(method, graphs=[graph] * 3), rounds=2))
+    record = record_of(run_rounds(toy_setup(method, graphs=[graph] * 3), rounds=2))
     assert record["weight"] == pytest.approx([1 / 3] * 3, abs=1e-6)
-    other = record_of(play(toy_setup(method, graphs=[graph, graph, toy_graph(12, seed=5)]), rounds=2))
+    other = record_of(run_rounds(toy_setup(method, graphs=[graph, graph, toy_graph(12, seed=5)]), rounds=2))
     assert max(other["weight"]) - min(other["weight"]) > 1e-3
 
 
 def test_the_copilot_of_a_single_client_is_taken_as_it_is():
     setup = toy_setup(FedGKCPaper(), clients=1)
     engine, replies = watched(setup)
-    played = play(setup, rounds=2, engine=engine)
-    assert same(played.server.state.copilot, replies[-1][0].copilot)
-    assert not same(played.server.state.copilot, replies[0][0].copilot)
+    finished = run_rounds(setup, rounds=2, engine=engine)
+    assert same(finished.server.state.copilot, replies[-1][0].copilot)
+    assert not same(finished.server.state.copilot, replies[0][0].copilot)
 
 
 def test_server_averages_copilots_by_the_recorded_weights():
     setup = toy_setup(FedGKCPaper(), models="gcn,sage")
     engine, replies = watched(setup)
-    played = play(setup, rounds=2, engine=engine)
-    weights = record_of(played)["weight"]
+    finished = run_rounds(setup, rounds=2, engine=engine)
+    weights = record_of(finished)["weight"]
     assert sum(weights) == pytest.approx(1)
-    for path, leaf in flatten(played.server.state.copilot):
+    for path, leaf in flatten(finished.server.state.copilot):
         parts = [dict(flatten(replies[-1][client].copilot))[path].double() for client in range(3)]
         expected = sum(weight * part for weight, part in zip(weights, parts, strict=True))
         torch.testing.assert_close(leaf.double(), expected, atol=1e-6, rtol=1e-6)
@@ -190,7 +190,7 @@ def test_server_averages_copilots_by_the_recorded_weights():
 def test_knowledge_is_that_of_the_trained_copilot_without_dropout():
     setup = toy_setup(FedGKCPaper(), dropout=0.5)
     engine, replies = watched(setup)
-    knowledge = torch.tensor(record_of(play(setup, rounds=1, engine=engine))["knowledge"])
+    knowledge = torch.tensor(record_of(run_rounds(setup, rounds=1, engine=engine))["knowledge"])
     fleet = engine.fleets[0]
     start = fleet.initial(fleet.architecture("gcn"))
     trained, before = (sum(FedGKCPaper().knowledge(fleet, copilot)) for copilot in (replies[0].copilot, start))
@@ -200,8 +200,8 @@ def test_knowledge_is_that_of_the_trained_copilot_without_dropout():
 
 def test_both_weights_are_shared_out_among_the_clients_that_take_part():
     setup = toy_setup(FedGKCPaper(), clients=4, models="gcn,sage", participation=0.5)
-    played = play(setup, rounds=1)
-    members, record = played.session.participants(1), record_of(played)
+    finished = run_rounds(setup, rounds=1)
+    members, record = finished.session.participants(1), record_of(finished)
     size = torch.tensor([setup.graphs[client].nodes for client in members]).double()
     knowledge = torch.tensor(record["knowledge"])
     assert len(members) == 2
@@ -211,7 +211,7 @@ def test_both_weights_are_shared_out_among_the_clients_that_take_part():
 
 @pytest.mark.parametrize("settings", [{}, *SWITCHES], ids=str)
 def test_server_weights_follow_the_switches(settings):
-    record = record_of(play(toy_setup(FedGKCPaper(**settings), models="gcn,sage"), rounds=1))
+    record = record_of(run_rounds(toy_setup(FedGKCPaper(**settings), models="gcn,sage"), rounds=1))
     volume, knowledge = torch.tensor(SIZES) / 28, torch.tensor(record["knowledge"]).clamp(min=0)
     assert record["fell_back"] == ("strength" in settings)  # so early, the margin alone is below zero everywhere
     trusted = volume if record["fell_back"] else knowledge / knowledge.sum()

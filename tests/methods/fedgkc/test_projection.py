@@ -12,7 +12,7 @@ from graft.models.gcn import GCN
 from graft.models.sage import SAGE
 from graft.tensors.trees import Tree, flatten
 from tests.methods.fedgkc.cases import fleet_of, record_of, watched
-from tests.toy import CLASSES, gap, play, toy_graph, toy_setup
+from tests.toy import CLASSES, gap, run_rounds, toy_graph, toy_setup
 
 WIDTHS = [GCN(6, CLASSES, width=8, dropout=0.0), SAGE(6, CLASSES, width=4, dropout=0.0), GCN(6, CLASSES, width=12)]
 
@@ -21,27 +21,27 @@ def test_embeddings_of_other_widths_are_refused_without_a_projection():
     with pytest.raises(InputError, match="width 4 with the copilot's 8: use one width, or set neigh_projection"):
         InProcess(toy_setup(FedGKCPaper(), models=WIDTHS))
     for settings in ({"beta": 0.0}, {"smkd": False}, {"mutual": False}):  # then nothing compares embeddings
-        play(toy_setup(FedGKCPaper(**settings), models=WIDTHS), rounds=1)
+        run_rounds(toy_setup(FedGKCPaper(**settings), models=WIDTHS), rounds=1)
 
 
 def test_projection_is_trained_and_stays_at_its_client():
     setup = toy_setup(FedGKCPaper(neigh_projection=True), models=WIDTHS)
     engine, replies = watched(setup)
-    played = play(setup, rounds=2, engine=engine)
+    finished = run_rounds(setup, rounds=2, engine=engine)
     for client, width in enumerate((8, 4, 12)):
-        learnt = played.client(client).projection.weight
+        learnt = finished.client(client).projection.weight
         assert learnt.shape == (width, 8)
         assert (learnt - torch.eye(width, 8)).abs().max() > 1e-3
     fields_sent = {"copilot", "size", "strength", "clarity", "knowledge", "terms"}
-    copilot = [path for path, _ in flatten(played.server.state.copilot)]
+    copilot = [path for path, _ in flatten(finished.server.state.copilot)]
     for reply in replies:
         assert all(reply[client].keys() == fields_sent for client in range(3))
         assert all([path for path, _ in flatten(reply[client].copilot)] == copilot for client in range(3))
-    without = play(toy_setup(FedGKCPaper()), rounds=2)
-    assert played.traffic == without.traffic
+    without = run_rounds(toy_setup(FedGKCPaper()), rounds=2)
+    assert finished.traffic == without.traffic
     assert "projection" not in without.client(0)
-    alone = play(setup, rounds=2, engine=InProcess(setup, alone=True))
-    assert all(gap(played.client(client), alone.client(client)) < 1e-5 for client in range(3))
+    alone = run_rounds(setup, rounds=2, engine=InProcess(setup, alone=True))
+    assert all(gap(finished.client(client), alone.client(client)) < 1e-5 for client in range(3))
 
 
 def test_projection_that_changes_nothing_changes_no_loss():
@@ -86,7 +86,7 @@ def test_own_module_is_a_local_model_and_sees_the_views():
     setup = toy_setup(FedGKCPaper(), models=[module, "gcn"], graphs=[graph, toy_graph(9)], epochs=2)
     engine = InProcess(setup)
     module.shown.clear()
-    played = play(setup, rounds=1, engine=engine)
+    finished = run_rounds(setup, rounds=1, engine=engine)
     x, edges = torch.from_numpy(graph.x), {tuple(edge) for edge in graph.edges.T.tolist()}
     # In each epoch: once to teach the copilot, once to learn, once on the weak view and once on the strong one.
     assert [training for *_, training in module.shown] == [False, True, False, True] * 2
@@ -103,8 +103,8 @@ def test_own_module_is_a_local_model_and_sees_the_views():
     assert any(masked[2::4])
     assert any(masked[3::4])
     assert not any(masked[0::4] + masked[1::4])
-    assert gap(played.client(0).model.body, initial_weights(setup.models[0], 0).body) > 1e-3
-    assert record_of(played)["local_self"][0] > 0
+    assert gap(finished.client(0).model.body, initial_weights(setup.models[0], 0).body) > 1e-3
+    assert record_of(finished)["local_self"][0] > 0
 
 
 @pytest.mark.parametrize(("module", "width"), [(own(width=5), 5), (own(pair=False), CLASSES)], ids=["narrow", "logits"])
@@ -112,10 +112,10 @@ def test_own_module_of_another_width_needs_a_projection(module, width):
     graphs = [toy_graph(12), toy_graph(9)]
     with pytest.raises(InputError, match=f"width {width} with the copilot's 8"):
         InProcess(toy_setup(FedGKCPaper(), models=[module, "gcn"], graphs=graphs))
-    played = play(toy_setup(FedGKCPaper(neigh_projection=True), models=[module, "gcn"], graphs=graphs))
-    assert played.client(0).projection.weight.shape == (width, 8)
-    held = {path for path, _ in flatten(played.client(0).optimizer.model.first)}
-    trained = {path for path, leaf in flatten(played.client(0).model) if not path.startswith("norm/running")}
+    finished = run_rounds(toy_setup(FedGKCPaper(neigh_projection=True), models=[module, "gcn"], graphs=graphs))
+    assert finished.client(0).projection.weight.shape == (width, 8)
+    held = {path for path, _ in flatten(finished.client(0).optimizer.model.first)}
+    trained = {path for path, leaf in flatten(finished.client(0).model) if not path.startswith("norm/running")}
     trained -= {"norm/num_batches_tracked"}
     assert held == {f"model/{path}" for path in trained} | {"projection/weight"}  # nothing for buffers
-    assert all(leaf.isfinite().all() for client in (0, 1) for _, leaf in flatten(played.client(client)))
+    assert all(leaf.isfinite().all() for client in (0, 1) for _, leaf in flatten(finished.client(client)))

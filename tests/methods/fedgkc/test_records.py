@@ -15,7 +15,7 @@ from graft.methods.fedgkc import FedGKCPaper
 from graft.methods.fedgkc.method import TERMS
 from graft.tensors.trees import Tree, count_bytes
 from tests.methods.fedgkc.cases import ARCHITECTURES, LOSSES, record_of
-from tests.toy import SIZES, gap, play, toy_setup
+from tests.toy import SIZES, gap, run_rounds, toy_setup
 
 RECORDED = ["copilot_labels", "copilot_predictions", "copilot_neighbourhood"]
 RECORDED += ["local_labels", "local_predictions", "local_neighbourhood", "local_self"]
@@ -25,17 +25,17 @@ def test_bytes_are_the_copilot_down_and_the_copilot_and_eleven_numbers_up():
     setup = toy_setup(FedGKCPaper(), models="gat,sage,gin")
     copilot = count_bytes(initial_weights(setup.architecture("gcn"), 0))
     assert copilot == 4 * (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3)
-    played = play(setup, rounds=2)
+    finished = run_rounds(setup, rounds=2)
     beside = 8 + 3 * 4 + 7 * 4  # nodes; strength, clarity and knowledge; the terms of the losses
-    assert (played.traffic.down, played.traffic.up) == (2 * 3 * copilot, 2 * 3 * (copilot + beside))
-    half = play(toy_setup(FedGKCPaper(), participation=0.34), rounds=2)
+    assert (finished.traffic.down, finished.traffic.up) == (2 * 3 * copilot, 2 * 3 * (copilot + beside))
+    half = run_rounds(toy_setup(FedGKCPaper(), participation=0.34), rounds=2)
     assert (half.traffic.down, half.traffic.up) == (2 * copilot, 2 * (copilot + beside))
 
 
 def test_the_round_is_recorded_client_by_client():
     setup = toy_setup(FedGKCPaper(), models="gcn,sage", dropout=0.5)
-    played, alone = play(setup), play(setup, engine=InProcess(setup, alone=True))
-    record, other = record_of(played), record_of(alone)
+    finished, alone = run_rounds(setup), run_rounds(setup, engine=InProcess(setup, alone=True))
+    record, other = record_of(finished), record_of(alone)
     assert {"strength", "clarity", "knowledge", "volume_weight", "weight", *RECORDED} <= record.keys()
     for name, values in record.items():
         assert values == pytest.approx(other[name], abs=1e-5)
@@ -64,7 +64,7 @@ def test_recorded_terms_add_up_to_the_last_losses(schedule):
 def test_recorded_terms_of_a_single_epoch_are_those_of_the_start():
     method = FedGKCPaper(schedule="block")
     setup = toy_setup(method, models="sage", epochs=1)
-    record = record_of(play(setup, rounds=1))
+    record = record_of(run_rounds(setup, rounds=1))
     fleet = setup.fleet([0, 1, 2])
     fleet = fleet.for_call(1, "train")
     start = Tree(copilot=fleet.initial(fleet.architecture("gcn")), model=fleet.initial())
@@ -74,7 +74,7 @@ def test_recorded_terms_of_a_single_epoch_are_those_of_the_start():
 
 
 def test_a_round_without_training_records_terms_of_zero():
-    record = record_of(play(toy_setup(FedGKCPaper(), epochs=0), rounds=1))
+    record = record_of(run_rounds(toy_setup(FedGKCPaper(), epochs=0), rounds=1))
     assert all(record[name] == [0, 0, 0] for name in RECORDED)
     assert min(record["weight"]) > 0
 
@@ -127,11 +127,11 @@ def test_replayed_rounds_and_their_records_equal_plain_ones(models):
     for settings in ({}, {"schedule": "block", "neigh_projection": True}):
         setup = toy_setup(FedGKCPaper(copilot="gat", **settings), models=models, dropout=0.5)
         setup = replace(setup, device=torch.device("cuda"))
-        replayed, plain = play(setup, rounds=5), play(replace(setup, capture=False), rounds=5)
+        replayed, plain = run_rounds(setup, rounds=5), run_rounds(replace(setup, capture=False), rounds=5)
         assert replayed.engine.rounds.captured
         assert all(gap(replayed.client(client), plain.client(client)) < 1e-4 for client in range(3))
         record, expected = record_of(replayed), record_of(plain)
-        earlier = record_of(play(setup, rounds=4))
+        earlier = record_of(run_rounds(setup, rounds=4))
         for name in ("knowledge", "weight", *RECORDED):
             assert record[name] == pytest.approx(expected[name], abs=1e-4)
             assert record[name] != pytest.approx(earlier[name], abs=1e-6)

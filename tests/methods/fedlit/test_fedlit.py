@@ -16,7 +16,7 @@ from graft.methods.fedlit.edge_types import initial_centroids, nearest_types, ty
 from graft.methods.fedlit.method import match_clusters, reorder
 from graft.tensors.randomness import streams
 from graft.tensors.trees import Tree, broadcast_tree, count_bytes, map_tree, select_clients, stack
-from tests.toy import gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup
+from tests.toy import gap, random_weights, run_rounds, same, toy_graph, toy_graphs, toy_setup
 
 CPU = torch.device("cpu")
 
@@ -223,20 +223,20 @@ def test_client_without_edges_is_not_the_one_that_others_are_matched_to():
 def test_one_type_is_fedavg_of_the_network_with_one_channel(dropout):
     settings = {"dropout": dropout, "weight_by": "uniform"}
     method = FedLIT(types=1)
-    ours = play(toy_setup(method, **settings), rounds=3)
+    ours = run_rounds(toy_setup(method, **settings), rounds=3)
     network = Channels(6, 3, 2, 8, dropout, types=1)
-    wanted = play(toy_setup(FedAvg(), models=network, **settings), rounds=3)
+    wanted = run_rounds(toy_setup(FedAvg(), models=network, **settings), rounds=3)
     for part in ("projection", "channels", "head"):
         assert gap(ours.server.state.model[part], wanted.server.state.model[part]) < 1e-6
-    by_nodes = play(toy_setup(FedAvg(), models=network, dropout=dropout), rounds=3)
+    by_nodes = run_rounds(toy_setup(FedAvg(), models=network, dropout=dropout), rounds=3)
     assert gap(ours.server.state.model.channels, by_nodes.server.state.model.channels) > 1e-4
 
 
 def test_one_client_and_its_server_have_the_same_model():
-    played = play(toy_setup(FedLIT(types=3), clients=1), rounds=1)
-    model = reorder(played.client(0).model, played.server.state.groups[0].argsort())
-    assert gap(played.server.state.model, model) < 1e-6
-    several = play(toy_setup(FedLIT(types=3)), rounds=1)
+    finished = run_rounds(toy_setup(FedLIT(types=3), clients=1), rounds=1)
+    model = reorder(finished.client(0).model, finished.server.state.groups[0].argsort())
+    assert gap(finished.server.state.model, model) < 1e-6
+    several = run_rounds(toy_setup(FedLIT(types=3)), rounds=1)
     assert gap(several.server.state.model.head, several.client(0).model.head) > 1e-3
 
 
@@ -283,8 +283,8 @@ def test_centroids_move_in_training_and_stand_still_in_evaluation():
     assert torch.equal(weights.centroids, before)
     fleet.forward(weights)
     assert not torch.equal(weights.centroids, before)
-    played = play(setup, rounds=1)
-    assert not torch.equal(played.client(0).model.centroids, fleet.state.model.centroids[0])
+    finished = run_rounds(setup, rounds=1)
+    assert not torch.equal(finished.client(0).model.centroids, fleet.state.model.centroids[0])
 
 
 def test_each_iteration_assigns_and_moves():
@@ -335,18 +335,18 @@ def test_bytes_are_a_model_with_its_centroids_and_what_each_cluster_has():
     model = count_bytes(initial_weights(setup.models[0], 0))
     channel = 3 * (8 * 8 + 8)
     assert model == 4 * (6 * 8 + 8 + 4 * channel + 8 * 3 + 3 + 4 * 16)
-    played = play(setup, rounds=2)
-    assert played.traffic.down == 2 * 3 * (model + 1)
-    assert played.traffic.up == 2 * 3 * (model + 8 + 4 * (1 + 8))
+    finished = run_rounds(setup, rounds=2)
+    assert finished.traffic.down == 2 * 3 * (model + 1)
+    assert finished.traffic.up == 2 * 3 * (model + 8 + 4 * (1 + 8))
 
 
 def test_global_model_is_scored_with_its_own_centroids():
     setup = toy_setup(FedLIT(types=2), epochs=20)
-    played = play(setup, rounds=2)
-    shared = setup.method.shared(played.server)
-    right = played.engine.ask(Request("score_shared", 2, [0, 1, 2], shared)).correct
+    finished = run_rounds(setup, rounds=2)
+    shared = setup.method.shared(finished.server)
+    right = finished.engine.ask(Request("score_shared", 2, [0, 1, 2], shared)).correct
     assert right.shape == (3, 1, 3)
     lost = Tree({**shared, "centroids": -shared.centroids})
-    fleet = played.engine.fleets[0]
+    fleet = finished.engine.fleets[0]
     ours, other = (fleet.predict(broadcast_tree(model, 3, CPU)).logits for model in (shared, lost))
     assert not torch.allclose(ours, other)

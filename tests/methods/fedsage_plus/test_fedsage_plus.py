@@ -16,7 +16,7 @@ from graft.methods.fedsage_plus.neighbour_generator import Generated
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, map_tree
 from tests.methods.fedsage_plus.cases import QUICK, Keen, all_features, edges_of, mended_fleet, started_fleet
-from tests.toy import gap, play, same, toy_graph, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graph, toy_graphs, toy_setup
 
 
 def test_loss_of_features_by_hand():
@@ -80,8 +80,8 @@ def test_full_last_layer_is_that_of_the_paper():
 @pytest.mark.usefixtures("asked_about_all")
 def test_nothing_hidden_or_nothing_generated_is_unweighted_fedavg_of_graphsage(dropout, sparse):
     settings = {"dropout": dropout, "sparse": sparse}
-    fedavg = play(toy_setup(FedAvg(), models="sage", weight_by="uniform", **settings), rounds=3)
-    plain = play(toy_setup(FedSagePlus(hidden=0.0), **settings), rounds=3)
+    fedavg = run_rounds(toy_setup(FedAvg(), models="sage", weight_by="uniform", **settings), rounds=3)
+    plain = run_rounds(toy_setup(FedSagePlus(hidden=0.0), **settings), rounds=3)
     assert same(plain.server.state.model, fedavg.server.state.model)
 
     class Modest(FedSagePlus):
@@ -90,13 +90,13 @@ def test_nothing_hidden_or_nothing_generated_is_unweighted_fedavg_of_graphsage(d
         def make(self, fleet, latent, counts, *others):
             return super().make(fleet, latent, counts * 0, *others)
 
-    modest = play(toy_setup(Modest(**QUICK), **settings), rounds=3)
+    modest = run_rounds(toy_setup(Modest(**QUICK), **settings), rounds=3)
     assert gap(modest.server.state.model, fedavg.server.state.model) < 1e-5
     assert modest.engine.fleets[0].state.mended.all()
-    by_nodes = play(toy_setup(FedAvg(), models="sage", **settings), rounds=3)
+    by_nodes = run_rounds(toy_setup(FedAvg(), models="sage", **settings), rounds=3)
     assert gap(plain.server.state.model, by_nodes.server.state.model) > 1e-4
 
-    keen = play(toy_setup(Keen(**QUICK), **settings), rounds=3)
+    keen = run_rounds(toy_setup(Keen(**QUICK), **settings), rounds=3)
     assert gap(keen.server.state.model, fedavg.server.state.model) > 1e-3
 
 
@@ -120,7 +120,7 @@ def shared_once(clients=3, **settings):
     graphs = [toy_graph(12, seed=seed) for seed in range(clients)]
     setup = toy_setup(Keen(generator_epochs=1, shared_epochs=1, hidden=1.0), graphs=graphs, **settings)
     engine = Watched(setup)
-    play(setup, rounds=1, engine=engine)
+    run_rounds(setup, rounds=1, engine=engine)
     return setup, engine
 
 
@@ -197,8 +197,10 @@ def test_gradient_that_arrives_is_that_of_the_whole_loss(monkeypatch):
 
 def test_only_the_maker_learns_from_others_and_each_client_keeps_its_own():
     def generators(**epochs):
-        played = play(toy_setup(Keen(**epochs), graphs=[toy_graph(12, seed=seed) for seed in range(3)]), rounds=1)
-        return [played.client(client).generator for client in range(3)]
+        finished = run_rounds(
+            toy_setup(Keen(**epochs), graphs=[toy_graph(12, seed=seed) for seed in range(3)]), rounds=1
+        )
+        return [finished.client(client).generator for client in range(3)]
 
     alone = generators(generator_epochs=3, shared_epochs=0)
     shared = generators(generator_epochs=3, shared_epochs=2)
@@ -244,12 +246,12 @@ def test_count_begins_at_the_mean_number_of_hidden_neighbours():
 def test_newcomers_learn_when_they_first_take_part_and_others_are_left_alone():
     setup = toy_setup(FedSagePlus(**QUICK), clients=4, participation=0.5)
     engine = Watched(setup)
-    played = play(setup, rounds=1, engine=engine)
-    mended = played.server.state.mended
+    finished = run_rounds(setup, rounds=1, engine=engine)
+    mended = finished.server.state.mended
     assert mended.sum() == 2
     for client in range(4):
-        assert bool(played.client(client).mended) is bool(mended[client])
-    play(setup, rounds=6, engine=engine, first=2, state=played.server.state)
+        assert bool(finished.client(client).mended) is bool(mended[client])
+    run_rounds(setup, rounds=6, engine=engine, first=2, state=finished.server.state)
     learnt = [client for request, _ in engine.of("learn") for client in request.clients]
     assert sorted(learnt) == [0, 1, 2, 3]  # everyone once
     assert engine.fleets[0].state.mended.all()
@@ -277,12 +279,12 @@ def test_client_that_has_not_learnt_is_scored_on_its_graph_as_it_is():
 
 def test_mended_graphs_are_made_once_and_again_after_a_restart():
     setup = toy_setup(Keen(**QUICK))
-    played = play(setup, rounds=2)
-    fleet = played.engine.fleets[0]
+    finished = run_rounds(setup, rounds=2)
+    fleet = finished.engine.fleets[0]
     mended = setup.method.mended(fleet)
     assert setup.method.mended(fleet) is mended
     engine = InProcess(setup)
-    engine.restore(played.engine.state())
+    engine.restore(finished.engine.state())
     again = setup.method.mended(engine.fleets[0])
     assert again is not mended
     assert torch.equal(all_features(again), all_features(mended))
@@ -295,7 +297,7 @@ def test_data_to_be_scored_on_are_mended_by_themselves():
     graphs = toy_graphs()
     clear = [replace(graph, x=2 * graph.x, edges=graph.edges[:, :0]) for graph in graphs]
     setup = replace(toy_setup(Keen(**QUICK), graphs=graphs), scoring=clear)
-    fleet = play(setup, rounds=1).engine.fleets[0]
+    fleet = run_rounds(setup, rounds=1).engine.fleets[0]
     mended, scored = setup.method.mended(fleet), setup.method.mended(fleet.on(fleet.scoring))
     assert setup.method.mended(fleet) is mended
     added = mended.neighbours.entries - fleet.graph.neighbours.entries
@@ -306,28 +308,28 @@ def test_data_to_be_scored_on_are_mended_by_themselves():
 
 
 def test_single_client_refines_on_its_own_loss():
-    played = play(toy_setup(Keen(**QUICK), clients=1), rounds=1)
-    alone = play(toy_setup(Keen(generator_epochs=3, shared_epochs=0), clients=1), rounds=1)
-    assert gap(played.client(0).generator.maker, alone.client(0).generator.maker) > 1e-4
+    finished = run_rounds(toy_setup(Keen(**QUICK), clients=1), rounds=1)
+    alone = run_rounds(toy_setup(Keen(generator_epochs=3, shared_epochs=0), clients=1), rounds=1)
+    assert gap(finished.client(0).generator.maker, alone.client(0).generator.maker) > 1e-4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_fleet_with_generated_neighbours_equals_its_clients_one_by_one(dropout):
     setup = toy_setup(Keen(**QUICK), dropout=dropout)
-    together, alone = play(setup, rounds=3), play(setup, rounds=3, engine=InProcess(setup, alone=True))
+    together, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
     assert together.traffic == alone.traffic
     for client in range(3):
         assert gap(together.client(client), alone.client(client)) < 1e-5
-    fewer = play(toy_setup(Keen(**QUICK, slots=1), dropout=dropout), rounds=3)
+    fewer = run_rounds(toy_setup(Keen(**QUICK, slots=1), dropout=dropout), rounds=3)
     assert gap(together.client(0).model, fewer.client(0).model) > 1e-3
 
 
 def test_processes_exchange_generated_features_as_bytes():
     setup = toy_setup(Keen(**QUICK), clients=2, dropout=0.5)
-    here = play(setup, rounds=1)
+    here = run_rounds(setup, rounds=1)
     engine = Loopback(setup)
     try:
-        there = play(setup, rounds=1, engine=engine)
+        there = run_rounds(setup, rounds=1, engine=engine)
         assert gap(here.server.state, there.server.state) < 1e-5
     finally:
         engine.close()
@@ -336,8 +338,8 @@ def test_processes_exchange_generated_features_as_bytes():
 
 def test_traffic_of_later_rounds_is_that_of_fedavg():
     setup = toy_setup(FedSagePlus(**QUICK))
-    one, two = play(setup, rounds=1).traffic, play(setup, rounds=2).traffic
-    fedavg = play(toy_setup(FedAvg(), models="sage"), rounds=1).traffic
+    one, two = run_rounds(setup, rounds=1).traffic, run_rounds(setup, rounds=2).traffic
+    fedavg = run_rounds(toy_setup(FedAvg(), models="sage"), rounds=1).traffic
     assert (two.up - one.up, two.down - one.down) == (fedavg.up, fedavg.down)
     assert one.up > fedavg.up
 
@@ -346,9 +348,9 @@ def test_traffic_of_later_rounds_is_that_of_fedavg():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_rounds_on_mended_graphs_are_replayed_on_a_gpu():
     setup = replace(toy_setup(Keen(**QUICK), dropout=0.5), device=torch.device("cuda"))
-    replayed = play(setup, rounds=5)
+    replayed = run_rounds(setup, rounds=5)
     assert replayed.engine.rounds.captured
-    plain = play(replace(setup, capture=False), rounds=5)
+    plain = run_rounds(replace(setup, capture=False), rounds=5)
     assert all(gap(replayed.client(client), plain.client(client)) < 1e-5 for client in range(3))
-    shorter = play(setup, rounds=4)
+    shorter = run_rounds(setup, rounds=4)
     assert gap(replayed.client(0).model, shorter.client(0).model) > 1e-4

@@ -18,7 +18,7 @@ from graft.methods.fedtad.losses import prediction_gap
 from graft.models import build_model
 from graft.tensors.trees import Tree, flatten, map_tree, select_clients, stack
 from tests.methods.fedtad.cases import generator_weights, lesson_for, noise_for, server_for, students_for
-from tests.toy import CLASSES, gap, play, random_weights, same, toy_graph, toy_graphs, toy_setup
+from tests.toy import CLASSES, gap, random_weights, run_rounds, same, toy_graph, toy_graphs, toy_setup
 
 # The two phases.
 
@@ -67,7 +67,7 @@ def test_norm_of_real_nodes_is_their_mean_over_all_who_reported():
             return super().synthesise(weights, lesson, noise)
 
     graphs = toy_graphs()
-    play(toy_setup(Watched(), graphs=graphs), rounds=1)
+    run_rounds(toy_setup(Watched(), graphs=graphs), rounds=1)
     nodes = np.concatenate([graph.x for graph in graphs])
     assert seen[0].item() == pytest.approx(np.linalg.norm(nodes, axis=1).mean(), rel=1e-5)
 
@@ -101,8 +101,8 @@ def test_generator_seeks_disagreement_unless_set_not_to():
 
 
 def test_students_follow_even_when_the_generator_does_not_seek_disagreement():
-    off = play(toy_setup(FedTADPaper(adversarial=False)), rounds=1).server.state.model
-    assert not same(off, play(toy_setup(FedAvg()), rounds=1).server.state.model)
+    off = run_rounds(toy_setup(FedTADPaper(adversarial=False)), rounds=1).server.state.model
+    assert not same(off, run_rounds(toy_setup(FedAvg()), rounds=1).server.state.model)
 
 
 def test_released_losses_give_the_generator_no_gradient_through_the_teachers():
@@ -133,7 +133,7 @@ def test_released_losses_give_the_generator_no_gradient_through_the_teachers():
 )
 def test_without_distillation_it_is_fedavg_bit_for_bit(settings):
     setups = [toy_setup(method, dropout=0.5) for method in (FedAvg(), FedTADPaper(**settings), FedTADPaper())]
-    plain, degenerate, real = (play(setup, rounds=3) for setup in setups)
+    plain, degenerate, real = (run_rounds(setup, rounds=3) for setup in setups)
     assert same(plain.server.state.model, degenerate.server.state.model)
     assert all(same(plain.client(client), degenerate.client(client)) for client in range(3))
     assert not same(plain.server.state.model, real.server.state.model)
@@ -142,29 +142,29 @@ def test_without_distillation_it_is_fedavg_bit_for_bit(settings):
 @pytest.mark.parametrize("kind", [FedTADPaper, FedTADReleased])
 def test_one_client_has_nothing_to_learn_from_itself(kind):
     method = kind(distil_decay=0.0)
-    plain, single = (play(toy_setup(one, clients=1), rounds=2) for one in (FedAvg(), method))
+    plain, single = (run_rounds(toy_setup(one, clients=1), rounds=2) for one in (FedAvg(), method))
     assert same(plain.server.state.model, single.server.state.model)
-    two = play(toy_setup(method, clients=2), rounds=2)
-    assert not same(two.server.state.model, play(toy_setup(FedAvg(), clients=2), rounds=2).server.state.model)
+    two = run_rounds(toy_setup(method, clients=2), rounds=2)
+    assert not same(two.server.state.model, run_rounds(toy_setup(FedAvg(), clients=2), rounds=2).server.state.model)
 
 
 def test_without_reliable_teachers_nothing_is_learnt():
     graphs = [replace(graph, train=np.zeros_like(graph.train)) for graph in toy_graphs()]
-    plain, ours = (play(toy_setup(method, graphs=graphs), rounds=2) for method in (FedAvg(), FedTADPaper()))
+    plain, ours = (run_rounds(toy_setup(method, graphs=graphs), rounds=2) for method in (FedAvg(), FedTADPaper()))
     assert same(plain.server.state.model, ours.server.state.model)
 
 
 def test_equal_counts_everywhere_are_the_equal_ablation():
     graphs = [replace(toy_graph(12, seed=seed), y=toy_graph(12).y) for seed in range(3)]
     one, other, third = (
-        play(toy_setup(FedTADPaper(reliability=kind), graphs=graphs), rounds=2).server.state.model
+        run_rounds(toy_setup(FedTADPaper(reliability=kind), graphs=graphs), rounds=2).server.state.model
         for kind in ("count", "equal", "topology")
     )
     assert gap(one, other) < 1e-6
     assert gap(one, third) > 1e-6
     uneven = toy_graphs()
     one, other = (
-        play(toy_setup(FedTADPaper(reliability=kind), graphs=uneven), rounds=2).server.state.model
+        run_rounds(toy_setup(FedTADPaper(reliability=kind), graphs=uneven), rounds=2).server.state.model
         for kind in ("count", "equal")
     )
     assert gap(one, other) > 1e-5
@@ -172,11 +172,11 @@ def test_equal_counts_everywhere_are_the_equal_ablation():
 
 def test_equal_reliabilities_by_topology_are_the_equal_ablation(monkeypatch):
     methods = FedTADPaper(), FedTADPaper(reliability="equal")
-    topology, equal = (play(toy_setup(method), rounds=2).server.state.model for method in methods)
+    topology, equal = (run_rounds(toy_setup(method), rounds=2).server.state.model for method in methods)
     assert gap(topology, equal) > 1e-5
     # Neighbourhoods that happen to be as similar in every class.
     monkeypatch.setattr("graft.methods.fedtad.reliability.topology_reliability", lambda *_: np.full(CLASSES, 3.7))
-    assert gap(play(toy_setup(methods[0]), rounds=2).server.state.model, equal) < 1e-6
+    assert gap(run_rounds(toy_setup(methods[0]), rounds=2).server.state.model, equal) < 1e-6
 
 
 def test_bounded_losses_stay_small_over_many_rounds():
@@ -189,20 +189,24 @@ def test_bounded_losses_stay_small_over_many_rounds():
 
 
 def test_student_optimizer_is_kept_over_rounds_or_new_in_each():
-    kept = play(toy_setup(FedTADPaper()), rounds=3).server.state
+    kept = run_rounds(toy_setup(FedTADPaper()), rounds=3).server.state
     assert kept.distillation.student_optimizer.steps.tolist() == [75]
-    new = play(toy_setup(FedTADPaper(student_optimizer="reset")), rounds=3).server.state
+    new = run_rounds(toy_setup(FedTADPaper(student_optimizer="reset")), rounds=3).server.state
     assert "student_optimizer" not in new.distillation
     assert not same(kept.model, new.model)
-    one_round = [play(toy_setup(FedTADPaper(student_optimizer=kind)), rounds=1) for kind in ("persistent", "reset")]
-    assert same(*(played.server.state.model for played in one_round))
+    one_round = [
+        run_rounds(toy_setup(FedTADPaper(student_optimizer=kind)), rounds=1) for kind in ("persistent", "reset")
+    ]
+    assert same(*(finished.server.state.model for finished in one_round))
 
 
 @pytest.mark.parametrize("model", ["gat", "sage", "gin", "sgc", "mlp"])
 def test_every_architecture_learns(model):
-    played = play(toy_setup(FedTADPaper(pseudo_nodes=20), models=model, dropout=0.5), rounds=2)
-    assert all(leaf.isfinite().all() for _, leaf in flatten(played.server.state))
-    assert not same(played.server.state.model, play(toy_setup(FedAvg(), models=model, dropout=0.5)).server.state.model)
+    finished = run_rounds(toy_setup(FedTADPaper(pseudo_nodes=20), models=model, dropout=0.5), rounds=2)
+    assert all(leaf.isfinite().all() for _, leaf in flatten(finished.server.state))
+    assert not same(
+        finished.server.state.model, run_rounds(toy_setup(FedAvg(), models=model, dropout=0.5)).server.state.model
+    )
 
 
 # The oracle on real graphs.
@@ -222,9 +226,9 @@ def test_real_graphs_are_asked_for_only_in_a_declared_simulation():
 
 def test_students_on_real_graphs_come_nearer_to_their_teachers():
     setup = toy_setup(FedTADPaper(**REAL, distil_decay=0.0))
-    played, plain = play(setup, rounds=1), play(toy_setup(FedAvg()), rounds=1)
-    assert "generator" not in played.server.state.distillation
-    model, graph = setup.models[0], played.engine.fleets[0].graph
+    finished, plain = run_rounds(setup, rounds=1), run_rounds(toy_setup(FedAvg()), rounds=1)
+    assert "generator" not in finished.server.state.distillation
+    model, graph = setup.models[0], finished.engine.fleets[0].graph
 
     def distance(student):
         """Summed over all real nodes of all clients."""
@@ -233,12 +237,12 @@ def test_students_on_real_graphs_come_nearer_to_their_teachers():
             place = graph.select([client])
             mine, *theirs = (
                 model(stack([one]), place).logits[:, : int(place.sizes[0])]
-                for one in (student, *(played.client(teacher).model for teacher in range(3)))
+                for one in (student, *(finished.client(teacher).model for teacher in range(3)))
             )
             total += prediction_gap(mine, torch.cat(theirs), torch.ones(1, 3, mine.shape[1])).item()
         return total
 
-    assert distance(played.server.state.model) < distance(plain.server.state.model) - 1e-3
+    assert distance(finished.server.state.model) < distance(plain.server.state.model) - 1e-3
 
 
 # A model for every client.
@@ -247,21 +251,21 @@ def test_students_on_real_graphs_come_nearer_to_their_teachers():
 def test_every_client_of_a_personalised_host_has_a_student_and_absent_ones_keep_their_model():
     kind = plugged(FedGTA, PaperDistillation)
     setup = toy_setup(kind(), clients=4, participation=0.5)
-    played = play(setup, rounds=1)
-    plain = play(toy_setup(FedGTA(), clients=4, participation=0.5), rounds=1)
-    ours, theirs = played.server.state.models, plain.server.state.models
+    finished = run_rounds(setup, rounds=1)
+    plain = run_rounds(toy_setup(FedGTA(), clients=4, participation=0.5), rounds=1)
+    ours, theirs = finished.server.state.models, plain.server.state.models
     changed = [not same(select_clients(ours, client), select_clients(theirs, client)) for client in range(4)]
-    assert changed == played.server.state.distillation.heard.tolist()
-    steps = played.server.state.distillation.student_optimizer.steps
+    assert changed == finished.server.state.distillation.heard.tolist()
+    steps = finished.server.state.distillation.student_optimizer.steps
     assert steps.tolist() == [25.0 * one for one in changed]
 
 
 def test_group_of_one_has_nothing_to_teach_and_all_others_have():
     kind = plugged(FedGTA, PaperDistillation)
     alone = {"threshold": 1.0, "distil_decay": 0.0}  # everyone is its own only partner
-    plain = play(toy_setup(FedGTA(threshold=1.0)), rounds=2).server.state.models
-    group = play(toy_setup(kind(teachers="group", **alone)), rounds=2).server.state.models
-    everyone = play(toy_setup(kind(teachers="all", **alone)), rounds=2).server.state.models
+    plain = run_rounds(toy_setup(FedGTA(threshold=1.0)), rounds=2).server.state.models
+    group = run_rounds(toy_setup(kind(teachers="group", **alone)), rounds=2).server.state.models
+    everyone = run_rounds(toy_setup(kind(teachers="all", **alone)), rounds=2).server.state.models
     assert gap(plain, group) < 1e-5
     assert gap(plain, everyone) > 1e-3
 
@@ -293,10 +297,10 @@ def test_models_of_the_round_are_the_teachers():
             seen.append(teachers)
             super().distil(server, teachers, *others)
 
-    played = play(toy_setup(Watched()), rounds=1)
+    finished = run_rounds(toy_setup(Watched()), rounds=1)
     assert len(seen) == 1
-    assert same(seen[0], stack([played.client(client).model for client in range(3)]))
-    assert not same(seen[0], stack([played.server.state.model] * 3))
+    assert same(seen[0], stack([finished.client(client).model for client in range(3)]))
+    assert not same(seen[0], stack([finished.server.state.model] * 3))
 
 
 # Settings.

@@ -6,7 +6,7 @@ from graft.methods.fedtad import FedTADPaper
 from graft.methods.fedtad.lesson import mixing_coefficients, relative_reliability, teacher_votes
 from graft.models import build_model
 from graft.tensors.trees import map_tree
-from tests.toy import CLASSES, play, random_weights, toy_setup
+from tests.toy import CLASSES, random_weights, run_rounds, toy_setup
 
 
 def test_shares_of_a_class_add_up_to_one_over_clients():
@@ -33,7 +33,7 @@ def test_partial_participation_shares_out_among_those_who_take_part():
             seen.append((reliability, scope))
             super().distil(server, teachers, reliability, scope, students)
 
-    play(toy_setup(Watched(), clients=4, participation=0.5), rounds=2)
+    run_rounds(toy_setup(Watched(), clients=4, participation=0.5), rounds=2)
     assert len(seen) == 2
     for reliability, scope in seen:
         assert len(reliability) == 2

@@ -8,7 +8,7 @@ import torch
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedtad import FedTADPaper
 from tests.methods.fedtad.cases import path_graph, reported_by
-from tests.toy import CLASSES, play, toy_graphs, toy_setup
+from tests.toy import CLASSES, run_rounds, toy_graphs, toy_setup
 
 
 def test_reliability_of_a_path_by_hand():
@@ -78,11 +78,11 @@ def test_noise_is_relative_drawn_for_each_entry_and_never_makes_a_class_negative
 
 
 def test_clients_report_once_and_nothing_else_is_sent_beside_fedavg():
-    plain, with_it = play(toy_setup(FedAvg()), rounds=3), play(toy_setup(FedTADPaper()), rounds=3)
+    plain, with_it = run_rounds(toy_setup(FedAvg()), rounds=3), run_rounds(toy_setup(FedTADPaper()), rounds=3)
     assert with_it.traffic.up - plain.traffic.up == 3 * (4 * CLASSES + 4 + 8)
     assert with_it.traffic.down == plain.traffic.down
     setup = toy_setup(FedTADPaper(), clients=4, participation=0.5)
-    played = play(setup, rounds=1)
-    assert played.server.state.distillation.heard.sum() == 2
-    reliability = played.server.state.distillation.reliability
-    assert ((reliability.sum(1) > 0) == played.server.state.distillation.heard).all()
+    finished = run_rounds(setup, rounds=1)
+    assert finished.server.state.distillation.heard.sum() == 2
+    reliability = finished.server.state.distillation.reliability
+    assert ((reliability.sum(1) > 0) == finished.server.state.distillation.heard).all()

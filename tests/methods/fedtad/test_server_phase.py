@@ -9,7 +9,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedtad import FedTADPaper
 from graft.methods.fedtad.generator import pseudo_labels
 from tests.methods.fedtad.cases import reported_by, server_for
-from tests.toy import CLASSES, gap, play, toy_setup
+from tests.toy import CLASSES, gap, run_rounds, toy_setup
 
 
 class StockNet(nn.Module):
@@ -92,7 +92,7 @@ def test_server_phase_equals_one_written_with_stock_layers():
     method = FedTADPaper(pseudo_nodes=14, pseudo_neighbours=4, generator_steps=2, semantic_weight=0.7, iterations=3)
     setup = toy_setup(method)
     server = server_for(setup)
-    plain = play(toy_setup(FedAvg()), rounds=1)
+    plain = run_rounds(toy_setup(FedAvg()), rounds=1)
     teachers = [StockNet(plain.client(client).model) for client in range(3)]
     report = reported_by(setup.graphs)
     norm = (report.norm * report.size).sum() / report.size.sum()
@@ -101,7 +101,7 @@ def test_server_phase_equals_one_written_with_stock_layers():
     draws = server.random("noise").normal(3 * 14 * 32).view(3, 14, 32)
     start = StockNet(plain.server.state.model)
     expected = stock_phase(method, generator, start, teachers, report.reliability, labels, draws)
-    ours = play(setup, rounds=1).server.state.model
+    ours = run_rounds(setup, rounds=1).server.state.model
     for layer, mine in zip((*expected.layers, expected.head), (ours.layer0, ours.layer1, ours.head), strict=True):
         stock = layer.weight if isinstance(layer, nn.Linear) else layer.lin.weight
         torch.testing.assert_close(mine.weight, stock.T, atol=2e-5, rtol=1e-5)
