@@ -266,7 +266,7 @@ def graph_bytes(engine):
     """The memory of all that the graphs of an engine hold, every tensor once."""
     found = {}
     whole = [fleet.graph for fleet in engine.fleets]
-    for graph in (*whole, *(part for one in whole for part in one._parts.values())):
+    for graph in (*whole, *(part for one in whole for part in one._ranges.values())):
         matrices = [part for part in graph.__dict__.values() if isinstance(part, BlockSparse)]
         for part in (graph.features, *(piece for matrix in matrices for piece in matrix.__dict__.values())):
             tensors = [part] if isinstance(part, torch.Tensor) else []

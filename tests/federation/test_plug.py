@@ -273,7 +273,6 @@ def test_the_command_line_takes_a_plug_and_its_settings(tmp_path, monkeypatch):
 def test_a_plugged_method_keeps_its_hosts_answers():
     method = make_method("fedprox", {}, "fedtad")
     assert method.one_model
-    assert not method.pooled
     assert type(method).loss is FedProx.loss
     assert type(method).shared is FedAvg.shared
     assert isinstance(method, Method)

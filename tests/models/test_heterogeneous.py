@@ -8,6 +8,7 @@ import torch
 from graft.engines.in_process import InProcess
 from graft.graphs.fleet_graph import build_fleet_graph
 from graft.methods import METHODS
+from graft.methods.centralised import Centralised
 from graft.methods.fedgkc import FedGKC
 from graft.methods.local import Local
 from graft.models import build_model
@@ -75,7 +76,7 @@ def test_clients_go_on_drawing_after_their_own_draws_however_often_others_drew(f
     spent = set()
     for kind, owners in zip(model.parts, model.kinds.values(), strict=True):
         alone = keys(graph.clients).select(owners)
-        part = graph.part(owners)
+        part = graph.select_range(owners)
         kind.model(weights[kind.name], part, alone)
         kind.model(weights[kind.name], part, alone)
         spent.add(alone.draws)
@@ -111,12 +112,12 @@ def test_views_of_the_whole_graph_are_cut_like_it(sparse):
 def test_parts_of_a_graph_are_cut_once_and_dense_features_are_not_copied():
     model, weights, graph = make_mixed()
     model(weights, graph)
-    parts = [graph.part(owners) for owners in model.kinds.values()]
-    assert parts == [graph.part(owners) for owners in model.kinds.values()]
+    parts = [graph.select_range(owners) for owners in model.kinds.values()]
+    assert parts == [graph.select_range(owners) for owners in model.kinds.values()]
     assert {part.features.untyped_storage().data_ptr() for part in parts} == {
         graph.features.untyped_storage().data_ptr()
     }
-    assert graph.part(range(graph.clients)) is graph
+    assert graph.select_range(range(graph.clients)) is graph
 
 
 def test_some_clients_have_the_kinds_that_they_have():
@@ -203,7 +204,7 @@ def test_a_client_keeps_the_weights_of_its_own_architecture_and_no_others(models
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
-    "name", sorted(name for name, method in METHODS.items() if method.heterogeneous and not method.pooled)
+    "name", sorted(name for name, method in METHODS.items() if method.heterogeneous and method is not Centralised)
 )
 @pytest.mark.parametrize("capture", [True, False])
 def test_kinds_on_a_gpu_give_what_they_give_here(name, capture):

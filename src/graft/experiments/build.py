@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from graft.data import datasets, federation
-from graft.data.federation import Federation
+from graft.data import datasets
+from graft.data.federation import Federation, build
 from graft.data.graphs import Graph
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
@@ -21,7 +21,7 @@ from graft.options import split_options
 def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:
     """Loads the data and shares it out among the clients."""
     partition, options = split_options(experiment.partition)
-    return federation.build(
+    return build(
         datasets.load(experiment.dataset if dataset is None else dataset),
         experiment.clients,
         partition=partition,
@@ -33,14 +33,14 @@ def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:
     )
 
 
-def build_setup(experiment: Experiment, method: Method, shared: Federation, models: Any = None) -> Setup:
+def build_setup(experiment: Experiment, method: Method, federation: Federation, models: Any = None) -> Setup:
     """Returns what an engine needs: a graph and an architecture a client, and the method they follow."""
-    graphs, scoring, groups = method.place(shared)
+    graphs, scoring, membership = method.place(federation)
     assigned = assign_models(
         method.architecture or (experiment.models if models is None else models),
         len(graphs),
-        shared.graph.features,
-        shared.graph.classes,
+        federation.graph.features,
+        federation.graph.classes,
         width=experiment.width,
         dropout=experiment.dropout,
         head=experiment.head,
@@ -61,7 +61,7 @@ def build_setup(experiment: Experiment, method: Method, shared: Federation, mode
         seed=experiment.seed,
         device=experiment.torch_device(),
         participation=experiment.participation if len(graphs) > 1 else 1.0,
-        groups=groups,
+        membership=membership,
         scoring=scoring,
         topology=build_topology(experiment, method, len(graphs)),
         memory=parse_memory(experiment.memory),

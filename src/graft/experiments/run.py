@@ -121,8 +121,8 @@ def _start(
         experiment = replace(experiment, settings=asdict(method), models=method.architecture or experiment.models)
         if checkpoint is not None:
             checkpoint.origin.check_experiment(experiment_text(experiment))  # before data of absurd sizes is made
-        shared = given.federation or build_federation(experiment, given.dataset)
-        setup = build_setup(experiment, method, shared, given.models)
+        federation = given.federation or build_federation(experiment, given.dataset)
+        setup = build_setup(experiment, method, federation, given.models)
         if checkpoint is None:
             threads = choose_threads(experiment.threads, usage if setup.device.type == "cpu" else None)
             memory = budget(setup.device) if setup.memory is None else setup.memory
@@ -133,10 +133,10 @@ def _start(
             stack.enter_context(directory.claim(overwrite))
         recorder = None
         if directory is not None:
-            origin = origin_of(experiment, setup, shared, threads)
+            origin = origin_of(experiment, setup, federation, threads)
             if checkpoint is None:
                 directory.begin(origin.experiment)
-                cards.save(shared.card, shared.membership, directory.partition)
+                cards.save(federation.card, federation.membership, directory.partition)
             else:
                 checkpoint.origin.check(origin)
             recorder = Recorder(directory, origin)
@@ -144,15 +144,15 @@ def _start(
         stack.enter_context(products_in(experiment.precision))
         stack.enter_context(use_threads(threads))
         session = stack.enter_context(closing(Session(setup, ENGINES[experiment.engine](setup))))
-        return Run(experiment, shared, session, recorder, progress).run_rounds(begun, checkpoint)
+        return Run(experiment, federation, session, recorder, progress).run_rounds(begun, checkpoint)
 
 
-def origin_of(experiment: Experiment, setup: Setup, shared: Federation, threads: int) -> Origin:
+def origin_of(experiment: Experiment, setup: Setup, federation: Federation, threads: int) -> Origin:
     """Returns what a run must find unchanged when it is resumed."""
     return Origin(
         experiment=experiment_text(experiment),
         models=checksum(*map(repr, setup.models)),
-        data=shared.data_hash,
+        data=federation.data_hash,
         device=setup.device.type,
         threads=threads,
         memory=setup.memory or 0,
@@ -180,12 +180,12 @@ class Run:
     def __init__(
         self,
         experiment: Experiment,
-        shared: Federation,
+        federation: Federation,
         session: Session,
         recorder: Recorder | None,
         progress: Progress | None,
     ) -> None:
-        self.experiment, self.shared, self.session = experiment, shared, session
+        self.experiment, self.federation, self.session = experiment, federation, session
         self.recorder, self.progress = recorder, progress
         if experiment.score == "global" and session.setup.method.shared(session.server) is None:
             raise InputError(f"score is global, but method '{session.setup.name}' has no global model.")
@@ -254,13 +254,13 @@ class Run:
     def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
         """Returns what result.json holds."""
         setup, scores = self.session.setup, self.scores
-        best = scores.summary(len(self.shared.clients))
+        best = scores.summary(len(self.federation.clients))
         return {
             "graft": graft.__version__,
-            **describe_run(self.experiment, setup.name, self.shared),
+            **describe_run(self.experiment, setup.name, self.federation),
             "rounds": scores.records[-1]["round"],
             **best,
-            "per_client": describe_clients(self.shared, setup.models, best["per_client"]),
+            "per_client": describe_clients(self.federation, setup.models, best["per_client"]),
             "communication": {f"{way}_bytes": count for way, count in asdict(scores.traffic).items()},
             "seconds": {"total": total, "per_round": scores.seconds / len(scores.records), "setup": setup_seconds},
             "peak_memory_bytes": peak_memory(setup.device),

@@ -114,7 +114,9 @@ class Scores:
         }
 
 
-def describe_clients(shared: Federation, models: list[Model], accuracies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def describe_clients(
+    federation: Federation, models: list[Model], accuracies: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Returns the rows of result.json about each client."""
     return [
         {
@@ -124,17 +126,17 @@ def describe_clients(shared: Federation, models: list[Model], accuracies: list[d
             "edges": graph.edge_count,
             **accuracies[client],
         }
-        for client, graph in enumerate(shared.clients)
+        for client, graph in enumerate(federation.clients)
     ]
 
 
-def describe_run(experiment: Experiment, name: str, shared: Federation) -> dict[str, Any]:
+def describe_run(experiment: Experiment, name: str, federation: Federation) -> dict[str, Any]:
     """Returns what result.json says of the run itself."""
     return {
         "method": name,
-        "dataset": shared.graph.name,
-        "partition": shared.partition,
+        "dataset": federation.graph.name,
+        "partition": federation.partition,
         **({"topology": experiment.topology} if experiment.topology else {}),
-        "clients": len(shared.clients),
+        "clients": len(federation.clients),
         "seed": experiment.seed,
     }

@@ -40,7 +40,7 @@ class Accuracy:
 
 
 def accuracy(correct: Tensor, totals: Tensor, nodes: Tensor) -> Accuracy:
-    """Accuracies from counts [clients, groups, 3]; groups are clients whose graphs were pooled into one."""
+    """Returns accuracies from counts [clients, pooled, 3]; pooled are clients whose graphs were made one."""
     with np.errstate(invalid="ignore"):  # 0 / 0 is nan: nothing to score
         shares = correct.cpu().flatten(0, 1).numpy() / totals.cpu().flatten(0, 1).numpy()
     return Accuracy(shares, nodes.cpu().flatten().numpy())

@@ -236,7 +236,7 @@ class Fleet:
         return gather_nodes(values, self.train_nodes.nodes)
 
     def correct(self, weights: Weights) -> Tensor:
-        """Returns how many nodes a model classifies correctly: [clients, groups, 3] for train, validation and test."""
+        """Returns how many nodes a model classifies correctly: [clients, pooled, 3] for train, validation and test."""
         return self.count_correct(self.predict(weights).logits)
 
     def count_correct(self, logits: Tensor) -> Tensor:
@@ -249,18 +249,18 @@ class Fleet:
         return self.count_correct(logits)[:, :, 1].sum(1)
 
     def totals(self) -> Tensor:
-        """Returns the number of nodes in the three masks: [clients, groups, 3]."""
+        """Returns the number of nodes in the three masks: [clients, pooled, 3]."""
         return self._count(self.labels.masks)
 
-    def group_sizes(self) -> Tensor:
-        """Returns the number of all nodes: [clients, groups]."""
+    def node_counts(self) -> Tensor:
+        """Returns the number of all nodes: [clients, pooled]."""
         return self._count(self.graph.real.unsqueeze(1)).squeeze(2)
 
     def _count(self, masks: Tensor) -> Tensor:
-        if self.labels.group_count == 1:
+        if self.labels.pooled_clients == 1:
             return masks.sum(2).unsqueeze(1)
-        counts = masks.new_zeros(*masks.shape[:2], self.labels.group_count, dtype=torch.int64)
-        counts.scatter_add_(2, self.labels.groups.unsqueeze(1).expand_as(masks), masks.long())
+        counts = masks.new_zeros(*masks.shape[:2], self.labels.pooled_clients, dtype=torch.int64)
+        counts.scatter_add_(2, self.labels.membership.unsqueeze(1).expand_as(masks), masks.long())
         return counts.transpose(1, 2)
 
     def select(self, chosen: list[int]) -> Fleet:

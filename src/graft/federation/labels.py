@@ -32,14 +32,18 @@ class Labels:
 
     classes: Tensor  # int64 [clients, nodes]; 0 where there is no label, and then in no mask
     masks: Tensor  # bool [clients, 3, nodes]: train, validation, test
-    groups: Tensor  # int64 [clients, nodes]: whose node it was before graphs were pooled, else 0
-    group_count: int
+    membership: Tensor  # int64 [clients, nodes]: whose node it was before graphs were pooled, else 0
+    pooled_clients: int  # whose graphs each one is: 1 where none were pooled
     source: tuple[Labels, list[int]] | None = None  # what these were selected from, and which clients
 
     def select(self, chosen: list[int]) -> Labels:
         """Returns the labels of some clients."""
         return Labels(
-            self.classes[chosen], self.masks[chosen], self.groups[chosen], self.group_count, source=(self, chosen)
+            self.classes[chosen],
+            self.masks[chosen],
+            self.membership[chosen],
+            self.pooled_clients,
+            source=(self, chosen),
         )
 
     @cached_property
@@ -83,7 +87,7 @@ class FleetData:
         return NodeSubset(self.graph, nodes, shares > 0, (data.train_subset, chosen))
 
 
-def build_data(graphs: Sequence[Graph], device: torch.device, groups: np.ndarray | None = None) -> FleetData:
+def build_data(graphs: Sequence[Graph], device: torch.device, membership: np.ndarray | None = None) -> FleetData:
     """Puts the graphs and labels of some clients on a device, padded to one size."""
     graph = build_fleet_graph(graphs, device)
     shape = (len(graphs), graph.nodes)
@@ -94,11 +98,11 @@ def build_data(graphs: Sequence[Graph], device: torch.device, groups: np.ndarray
         for kind, mask in enumerate((data.train, data.validation, data.test)):
             if mask is not None:
                 masks[client, kind, : data.nodes] = torch.from_numpy(mask)
-    group_of = torch.zeros(shape, dtype=torch.int64)
-    if groups is not None:
-        group_of[0, : len(groups)] = torch.from_numpy(groups)
-    group_count = 1 if groups is None else int(groups.max()) + 1
-    return FleetData(graph, Labels(classes.to(device), masks.to(device), group_of.to(device), group_count))
+    owner = torch.zeros(shape, dtype=torch.int64)
+    if membership is not None:
+        owner[0, : len(membership)] = torch.from_numpy(membership)
+    pooled_clients = 1 if membership is None else int(membership.max()) + 1
+    return FleetData(graph, Labels(classes.to(device), masks.to(device), owner.to(device), pooled_clients))
 
 
 def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.device) -> list[FleetData]:

@@ -66,7 +66,7 @@ class Placement(NamedTuple):
 
     graphs: list[Graph]
     scoring: list[Graph] | None = None  # those that models are scored on, if others
-    groups: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
+    membership: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,6 @@ class Method:
     # Whether clients of several architectures may be one fleet: it only trains `fleet.state.model` and asks for its
     # predictions, and never looks inside.
     heterogeneous: ClassVar[bool] = False
-    pooled: ClassVar[bool] = False  # whether it trains on all data in one place (not federated at all)
     supports_batches: ClassVar[bool] = True  # losses look at the fleet's graph and labels only
     takes_topology: ClassVar[bool] = False  # whether an experiment may say who hears whom
     # Whether whole rounds can be captured on a GPU: from the second one on a round reads no value back, and all that it
@@ -176,4 +175,4 @@ class Method:
     @step
     def count(self, fleet: Fleet) -> dict[str, Tensor]:
         """How much data each client has; what scores are divided by."""
-        return {"nodes": fleet.group_sizes(), "totals": fleet.on(fleet.scoring).totals()}
+        return {"nodes": fleet.node_counts(), "totals": fleet.on(fleet.scoring).totals()}

@@ -103,7 +103,7 @@ class Session:
         return self.setup.method.evaluate(self.server, everyone)
 
     def count_nodes(self) -> tuple[Tensor, Tensor]:
-        """Returns how many nodes every client has, in all [clients, groups] and in each mask [clients, groups, 3]."""
+        """Returns how many nodes every client has, in all [clients, pooled] and in each mask [clients, pooled, 3]."""
         replies = Clients(self.engine, 0, self.engine.members()).ask(self.setup.method.count)
         return replies.nodes.cpu(), replies.totals.cpu()
 

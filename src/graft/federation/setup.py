@@ -40,7 +40,7 @@ class Setup:
     topology: Topology | None = None  # along which peers exchange, instead of what their method would choose
     memory: int | None = None  # bytes that an engine may use; None: a share of what is free
     federation: int = 0  # how many clients there are in all, where not all of them are here
-    groups: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
+    membership: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
     rounds: int = 100  # how many there will be, for schedules
 
     @property
@@ -65,8 +65,10 @@ class Setup:
     def fleet(self, clients: list[int], numbers: list[int] | None = None) -> Fleet:
         """Returns some clients as a fleet that has not started; `numbers` are theirs in the federation, if others."""
         graphs = [self.graphs[client] for client in clients]
-        data = build_data(graphs, self.device, self.groups)
-        scoring = self.scoring and build_data([self.scoring[client] for client in clients], self.device, self.groups)
+        data = build_data(graphs, self.device, self.membership)
+        scoring = self.scoring and build_data(
+            [self.scoring[client] for client in clients], self.device, self.membership
+        )
         training, seed, device = self.training, self.seed, self.device
         fleet = Fleet(
             clients=clients if numbers is None else numbers,

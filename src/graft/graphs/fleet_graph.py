@@ -175,24 +175,24 @@ class FleetGraph:
             self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, base=self
         )
 
-    def part(self, clients: range) -> FleetGraph:
+    def select_range(self, clients: range) -> FleetGraph:
         """The graphs of clients that stand side by side; cut once, and what can be is a view."""
         if len(clients) == self.clients:
             return self
-        if clients not in self._parts:
-            self._parts[clients] = self._cut(clients)
-        return self._parts[clients]
+        if clients not in self._ranges:
+            self._ranges[clients] = self._cut(clients)
+        return self._ranges[clients]
 
     def _cut(self, clients: range) -> FleetGraph:
         chosen = list(clients)
         if self.base is None:
             return self.select(chosen)
-        base, values, masked = self.base.part(clients), self.neighbours.values_of(chosen), self.features
+        base, values, masked = self.base.select_range(clients), self.neighbours.values_of(chosen), self.features
         features = MaskedFeatures(base.features, masked.columns[clients.start : clients.stop])
         return FleetGraph(base.neighbours.with_values(values), features, base.sizes, base=base)
 
     @cached_property
-    def _parts(self) -> dict[range, FleetGraph]:
+    def _ranges(self) -> dict[range, FleetGraph]:
         return {}
 
     @property

@@ -31,7 +31,7 @@ class NodeSubset:
         self.real = real  # bool [clients, some]: False for padding, where a client has fewer
         self._source = source  # what this was selected from, and the positions of its clients there
         self._propagated: dict[tuple[str, int], Tensor] = {}
-        self._parts: dict[range, NodeSubset] = {}
+        self._ranges: dict[range, NodeSubset] = {}
 
     @property
     def total(self) -> int:
@@ -85,11 +85,13 @@ class NodeSubset:
             self._propagated[matrix, steps] = self.selection.times(propagated)
         return self._propagated.get((matrix, steps))
 
-    def part(self, clients: range) -> NodeSubset:
+    def select_range(self, clients: range) -> NodeSubset:
         """Returns the subset of a contiguous range of the clients."""
         if len(clients) == self.graph.clients:
             return self
-        if clients not in self._parts:
+        if clients not in self._ranges:
             rows, source = slice(clients.start, clients.stop), None if self._source is None else (self, list(clients))
-            self._parts[clients] = NodeSubset(self.graph.part(clients), self.nodes[rows], self.real[rows], source)
-        return self._parts[clients]
+            self._ranges[clients] = NodeSubset(
+                self.graph.select_range(clients), self.nodes[rows], self.real[rows], source
+            )
+        return self._ranges[clients]

@@ -17,7 +17,6 @@ class Centralised(Local):
     """All data in one place, scored on each client's own nodes; not federated, so nothing is counted as sent."""
 
     one_model: ClassVar[bool] = True
-    pooled: ClassVar[bool] = True
 
     edges: Literal["all", "inside"] = "all"  # "inside" leaves out the edges between clients, as federations do
     # "own" scores each client on its own graph, without the edges between clients.

@@ -73,7 +73,7 @@ class Heterogeneous(Model):
         with ArchitectureStreams(weights, graph, random) as cuda_streams:
             for forward, (name, owners), stream in zip(forwards, self.kinds.items(), streams, strict=True):
                 with cuda_streams.next():
-                    outputs.append(forward(weights[name], graph.part(owners), stream))
+                    outputs.append(forward(weights[name], graph.select_range(owners), stream))
         if (
             random is not None
         ):  # some architectures draw more often than others: each client goes on after its own draws

@@ -144,7 +144,7 @@ def toy_setup(
         participation=participation,
         topology=topology,
         scoring=placement.scoring,
-        groups=placement.groups,
+        membership=placement.membership,
         rounds=rounds,
     )
 
