@@ -165,7 +165,7 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker would take it that any name exists
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used."""
+        """Imports a public name when it is first used."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'graft' has no attribute '{name}'")
         from importlib import import_module

@@ -28,7 +28,7 @@ class FieldDoc(NamedTuple):
 
 
 def describe_fields(source: Path | str, class_name: str) -> list[FieldDoc]:
-    """List the fields of a dataclass in a file, or in a module by its dotted name, those of its bases first."""
+    """Lists the fields of a dataclass in a file, or in a module by its dotted name, those of its bases first."""
     try:
         definition = read_class(source, class_name)
         if definition is not None:
@@ -39,7 +39,7 @@ def describe_fields(source: Path | str, class_name: str) -> list[FieldDoc]:
 
 
 def describe_field(name: str, field: FieldSource) -> FieldDoc:
-    """A field in words; bounds and meaning are those of the base class where a subclass gives none."""
+    """Returns a field in words; bounds and meaning are those of the base class where a subclass gives none."""
     inherited = describe_field(name, field.redeclares) if field.redeclares else FieldDoc(name, "", "", "", "")
     type_words, notes = describe_type(field.module, ast.parse(field.annotation, mode="eval").body)
     return FieldDoc(
@@ -52,7 +52,7 @@ def describe_field(name: str, field: FieldSource) -> FieldDoc:
 
 
 def describe_type(module: Path, annotation: ast.expr) -> tuple[str, list[Any]]:
-    """A type in words, and the bounds that are annotated with it."""
+    """Returns a type in words, and the bounds that are annotated with it."""
     match annotation:
         case ast.Constant(value=str(text)):
             return describe_type(module, ast.parse(text, mode="eval").body)
@@ -71,7 +71,7 @@ def describe_type(module: Path, annotation: ast.expr) -> tuple[str, list[Any]]:
 
 
 def make_bound(module: Path, note: ast.expr) -> Any:
-    """A bound as `Ge(0)` from its source; None for any other annotation."""
+    """Returns a bound as `Ge(0)` from its source; None for any other annotation."""
     if not isinstance(note, ast.Call) or last_name(note.func) not in BOUNDS:
         return None
     limits = [constant(module, argument) for argument in note.args]
@@ -80,7 +80,7 @@ def make_bound(module: Path, note: ast.expr) -> Any:
 
 
 def constant(module: Path, node: ast.expr) -> Any:
-    """The value of a literal, or of a name that stands for one; the expression itself where it is neither."""
+    """Returns the value of a literal, or of a name that stands for one; the expression itself where it is neither."""
     match node:
         case ast.Name(id=name) if meant := definition(module, name):
             return constant(*meant)
@@ -93,7 +93,7 @@ def constant(module: Path, node: ast.expr) -> Any:
 
 
 def in_settings(module: Path, node: ast.expr) -> str:
-    """A default or a choice as a person would write it after `--set name=`."""
+    """Returns a default or a choice as a person would write it after `--set name=`."""
     value = constant(module, node)
     if isinstance(value, ast.expr):
         return ast.unparse(value)
@@ -103,7 +103,7 @@ def in_settings(module: Path, node: ast.expr) -> str:
 
 
 def definition(module: Path, name: str) -> tuple[Path, ast.expr] | None:
-    """What a name stands for; None for a class, or where the source cannot be read."""
+    """Returns what a name stands for; None for a class, or where the source cannot be read."""
     try:
         return read_value(module, name)
     except SourceError:

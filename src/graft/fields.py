@@ -39,7 +39,7 @@ class Rule(NamedTuple):
     choices: tuple[Any, ...] = ()
 
     def wanted(self, value: Any) -> str:
-        """What a value would have to be, as the end of a sentence; empty if it may be as it is."""
+        """Returns what a value would have to be, as the end of a sentence; empty if it may be as it is."""
         if (value is None and self.optional) or value in self.choices:
             return ""
         if self.choices:
@@ -60,14 +60,14 @@ class Rule(NamedTuple):
 
 
 def check_fields(instance: object) -> None:
-    """Raise an InputError for the first field of a dataclass instance whose value is out of bounds."""
+    """Raises an InputError for the first field of a dataclass instance whose value is out of bounds."""
     kind: type = type(instance)
     for name, rule in rules(kind).items():
         check(rule, name, getattr(instance, name))
 
 
 def check_field(kind: type, name: str, value: Any) -> None:
-    """Raise an InputError if a field of a dataclass may not have that value."""
+    """Raises an InputError if a field of a dataclass may not have that value."""
     if name in rules(kind):
         check(rules(kind)[name], name, value)
 
@@ -79,14 +79,14 @@ def check(rule: Rule, name: str, value: Any) -> None:
 
 
 def describe_bounds(annotation: Any) -> str:
-    """The bounds of an annotation in words, as "at least 0 and below 1"; empty without any."""
+    """Returns the bounds of an annotation in words, as "at least 0 and below 1"; empty without any."""
     rule = rule_of(annotation)
     return in_words(rule.bounds) if rule else ""
 
 
 @cache
 def rules(kind: type) -> dict[str, Rule]:
-    """The rules of all fields of a dataclass that have one, those of its bases included."""
+    """Returns the rules of all fields of a dataclass that have one, those of its bases included."""
     by_name: dict[str, Rule | None] = {}
     for base in reversed(kind.__mro__):
         try:
@@ -102,7 +102,7 @@ def rules(kind: type) -> dict[str, Rule]:
 
 
 def rule_of(annotation: Any) -> Rule | None:
-    """The rule of an annotation; None for one that is neither a number nor a choice."""
+    """Returns the rule of an annotation; None for one that is neither a number nor a choice."""
     if get_origin(annotation) is Annotated:
         inner, *notes = get_args(annotation)
         rule = rule_of(inner)

@@ -10,13 +10,13 @@ from graft.errors import InputError
 
 
 def split_options(text: str) -> tuple[str, dict[str, Any]]:
-    """A name with options, as in 'louvain:resolution=20,cut=order'; a path is left alone."""
+    """Splits a name from its options, as in 'louvain:resolution=20,cut=order'; a path is left alone."""
     name, colon, rest = text.partition(":")
     return (text, {}) if not colon or Path(text).exists() else (name, parse_options(rest, text))
 
 
 def parse_options(text: str, whole: str = "") -> dict[str, Any]:
-    """The values of 'option=value,option=value'; `whole` is what a person wrote, for the error."""
+    """Returns the values of 'option=value,option=value'; `whole` is what a person wrote, for the error."""
     options = {}
     for part in text.split(",") if text else ():
         key, equals, value = part.partition("=")
@@ -27,7 +27,7 @@ def parse_options(text: str, whole: str = "") -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The value in `name=value`: a TOML value, or else the text itself."""
+    """Returns the value in `name=value`: a TOML value, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -35,7 +35,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """The values of `--set name=value`."""
+    """Returns the values of `--set name=value`."""
     settings = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

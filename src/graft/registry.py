@@ -54,7 +54,7 @@ class Reference(NamedTuple):
 
     @property
     def module(self) -> str:
-        """The name under which it is imported, the same in every process."""
+        """Returns the name under which it is imported, the same in every process."""
         return file_module(self.path) if self.is_file else self.where
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Reference(NamedTuple):
 
 
 def parse_reference(name: str) -> Reference | None:
-    """The reference that a name is; None for a name of a table."""
+    """Returns the reference that a name is; None for a name of a table."""
     match = re.fullmatch(r"(.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)", name, re.DOTALL)
     return Reference(match[1], match[2]) if match else None
 
@@ -83,7 +83,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
 
     @cached_property
     def entry_points(self) -> dict[str, EntryPoint]:
-        """What installed packages add; a name of the table itself keeps its meaning."""
+        """Returns what installed packages add; a name of the table itself keeps its meaning."""
         from importlib.metadata import entry_points  # slow to import, and seldom needed
 
         points = entry_points(group=self.group) if self.group else ()
@@ -105,14 +105,14 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         del self.added[name]
 
     def __getitem__(self, name: str) -> Entry:
-        """Import what a name stands for; raise an InputError that says what is wrong with it."""
+        """Imports what a name stands for; raises an InputError that says what is wrong with it."""
         if name in self.added:
             return self.added[name]
         entry: Entry = self._load(name, self.reference(name))
         return entry
 
     def reference(self, name: str) -> Reference:
-        """Where the entry of a name is defined; imports nothing."""
+        """Returns where the entry of a name is defined; imports nothing."""
         target = self.targets.get(name)
         if target is None and name in self.entry_points:
             target = self.entry_points[name].value.partition("[")[0].strip()
@@ -127,7 +127,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         return f"Unknown {self.noun} '{name}'{close_to(name, self)}: there are {names}{own}."
 
     def check(self, name: str) -> None:
-        """Refuse a name that cannot be resolved, as far as that can be told without importing anything."""
+        """Refuses a name that cannot be resolved, as far as that can be told without importing anything."""
         if name in self:
             return
         reference = self.reference(name)
@@ -141,18 +141,18 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             raise InputError(self._lacks(name, reference, sorted(names)))
 
     def source(self, name: str) -> ClassSource | None:
-        """What the source of an entry says of it; None where it cannot be read. Imports nothing."""
+        """Returns what the source of an entry says of it; None where it cannot be read. Imports nothing."""
         if name in self.added:
             return None
         reference = self.reference(name)
         return read_class(reference.path if reference.is_file else reference.where, reference.attribute)
 
     def resolved(self, name: str) -> str:
-        """The name as it is kept in a record: your own file by its absolute path."""
+        """Returns the name as it is kept in a record: your own file by its absolute path."""
         return name if name in self else str(self.reference(name))
 
     def label(self, name: str) -> str:
-        """A short name that can be part of a path: that of the table, or of your own class."""
+        """Returns a short name that can be part of a path: that of the table, or of your own class."""
         if name in self:
             return name
         reference = parse_reference(name)
@@ -163,7 +163,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         )
 
     def label_of(self, entry: Any) -> str:
-        """The short name of a class or function that was imported from anywhere."""
+        """Returns the short name of a class or function that was imported from anywhere."""
         for name, own in self.added.items():
             if own is entry:
                 return name
@@ -175,7 +175,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         return self._own_label(entry.__name__, path.stem if path else entry.__module__)
 
     def spell(self, entry: Any) -> str:
-        """The name that a class or function can be imported by again, or else its short name."""
+        """Returns the name that a class or function can be imported by again, or else its short name."""
         label, module, name = self.label_of(entry), entry.__module__, entry.__qualname__
         if label in self or module == "__main__" or getattr(sys.modules.get(module), name, None) is not entry:
             return label
@@ -186,7 +186,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         return re.sub(r"[^\w.-]", "_", f"{where.rpartition('.')[2]}.{label}") if label in self else label
 
     def matching(self, condition: Any) -> list[str]:
-        """The names of the table whose entries fulfil a condition, sorted."""
+        """Returns the names of the table whose entries fulfil a condition, sorted."""
         return sorted(name for name in self.targets if condition(self[name]))
 
     def _load(self, name: str, reference: Reference) -> Any:
@@ -221,7 +221,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
             raise InputError(f"{self.noun.capitalize()} '{name}' cannot be loaded: {reason}.") from error
 
     def failure(self, name: str, error: Exception) -> str:
-        """Why a call of the entry of that name failed."""
+        """Returns why a call of the entry of that name failed."""
         return describe_failure(error, None if name in self.added else self.reference(name))
 
     def _lacks(self, name: str, reference: Reference, names: Sequence[str]) -> str:
@@ -233,7 +233,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
 
 
 def describe_failure(error: BaseException, reference: Reference | None) -> str:
-    """Why code that somebody brought failed: the error, with the file and the line where it happened."""
+    """Returns why code that somebody brought failed: the error, with the file and the line where it happened."""
     module = f"{reference.module}." if reference else ""
     if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(f"{error.name}."):
         return f"there is no module '{error.name}'"
@@ -249,7 +249,7 @@ def describe_failure(error: BaseException, reference: Reference | None) -> str:
 
 
 def check_dataclass(kind: type, reference: Reference) -> None:
-    """Refuse a class that declares fields of its own without being a dataclass: they could not be set."""
+    """Refuses a class that declares fields of its own without being a dataclass: they could not be set."""
     declared = [name for name, annotation in get_annotations(kind).items() if "ClassVar" not in str(annotation)]
     if declared and not set(declared) <= {field.name for field in fields(kind)}:
         raise InputError(
@@ -259,18 +259,18 @@ def check_dataclass(kind: type, reference: Reference) -> None:
 
 
 def close_to(name: str, names: Iterable[str]) -> str:
-    """What was perhaps meant, to go into a sentence; empty if nothing is near."""
+    """Returns what was perhaps meant, to go into a sentence; empty if nothing is near."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def file_module(path: Path) -> str:
-    """The name of the module of a file; it holds the path, so that every process can import it."""
+    """Returns the name of the module of a file; it holds the path, so that every process can import it."""
     return FILE_MODULE + b32encode(str(path).encode("utf-8", "surrogateescape")).decode().rstrip("=").lower()
 
 
 def file_of_module(name: str) -> Path | None:
-    """The path in the name of a module that `file_module` gave; None for any other."""
+    """Returns the path in the name of a module that `file_module` gave; None for any other."""
     if not name.startswith(FILE_MODULE):
         return None
     text = name.removeprefix(FILE_MODULE).upper()

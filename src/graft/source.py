@@ -36,12 +36,13 @@ class ClassSource:
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring."""
+        """Returns the first line of its docstring."""
         return (self.doc.strip().splitlines() or [""])[0]
 
 
 def read_class(module: str | Path, name: str) -> ClassSource | None:
-    """A class or function of a module, followed through the imports of its name; None where it cannot be found."""
+    """Returns a class or function of a module, followed through the imports of its name; None where it cannot be
+    found."""
     path = module if isinstance(module, Path) else module_file(module)
     if path is None:
         return None
@@ -60,7 +61,7 @@ def read_class(module: str | Path, name: str) -> ClassSource | None:
 
 
 def read_value(path: Path, name: str) -> tuple[Path, ast.expr] | None:
-    """The expression that a name of a module stands for, followed through imports, and the file that has it."""
+    """Returns the expression that a name of a module stands for, followed through imports, and the file that has it."""
     tree, _ = _parse(path)
     for node in _statements(tree.body):
         match node:
@@ -74,7 +75,7 @@ def read_value(path: Path, name: str) -> tuple[Path, ast.expr] | None:
 
 
 def top_level_names(path: Path) -> set[str] | None:
-    """The names that a file may define or import; None where that cannot be told, as after `import *`."""
+    """Returns the names that a file may define or import; None where that cannot be told, as after `import *`."""
     tree, _ = _parse(path)
     names: set[str] = set()
     for node in _statements(tree.body):
@@ -90,7 +91,7 @@ def top_level_names(path: Path) -> set[str] | None:
 
 
 def module_file(name: str) -> Path | None:
-    """The source file of a module; no package is imported to find it."""
+    """Returns the source file of a module; no package is imported to find it."""
     first, *rest = name.split(".")
     try:
         spec = find_spec(first)
@@ -123,7 +124,7 @@ def _parse(path: Path) -> tuple[ast.Module, list[str]]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, those under an `if` or a `try` included."""
+    """Returns the statements of a module, those under an `if` or a `try` included."""
     for node in body:
         yield node
         for block in ("body", "orelse", "finalbody", "handlers"):
@@ -132,7 +133,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _imports(tree: ast.Module, path: Path) -> dict[str, tuple[str | Path, str]]:
-    """The names that `from module import name` brings, and where each comes from."""
+    """Returns the names that `from module import name` brings, and where each comes from."""
     imported: dict[str, tuple[str | Path, str]] = {}
     for node in _statements(tree.body):
         if isinstance(node, ast.ImportFrom):
@@ -177,7 +178,7 @@ def _read_field(
 
 
 def _comment(entry: ast.AnnAssign, lines: list[str]) -> str:
-    """The comment at the end of a field's line, or the lines of comment above it."""
+    """Returns the comment at the end of a field's line, or the lines of comment above it."""
     last = (entry.end_lineno or entry.lineno) - 1
     rest = lines[last].encode()[entry.end_col_offset or 0 :].decode().strip()
     if rest.startswith("#"):

@@ -33,7 +33,7 @@ def complain(text: str) -> None:
 
 
 def safe(value: Any) -> Any:
-    """The same values with texts that can be put into a table: without markup and control characters."""
+    """Returns the same values with texts that can be put into a table: without markup and control characters."""
     if isinstance(value, dict):
         return {name: safe(entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -42,7 +42,7 @@ def safe(value: Any) -> Any:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """One sentence and an exit code for whatever a person can get wrong: 2 for bad input, 1 for a failed run."""
+    """Ends in one sentence and an exit code whatever a person can get wrong: 2 for bad input, 1 for a failed run."""
 
     @functools.wraps(command)
     def inner(*arguments: Any, **options: Any) -> None:
@@ -66,12 +66,12 @@ def show_warning(default: Callable[..., None], message: Warning | str, category:
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """The parts of a list such as cora,cs; None where nothing was said."""
+    """Returns the parts of a list such as cora,cs; None where nothing was said."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
 def whole_numbers(flag: str, text: str | None) -> list[int] | None:
-    """The numbers of a list such as 5,10; None where nothing was said."""
+    """Returns the numbers of a list such as 5,10; None where nothing was said."""
     try:
         return None if text is None else [int(part) for part in split_names(text) or []]
     except ValueError:

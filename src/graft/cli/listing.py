@@ -48,7 +48,7 @@ def list_names(
 
 
 def summaries_of(what: str) -> dict[str, str]:
-    """The names of a list, each with one line about it."""
+    """Returns the names of a list, each with one line about it."""
     if what == "studies":
         from graft.cli.reproduce import study_meanings
 

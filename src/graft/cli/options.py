@@ -26,7 +26,7 @@ def with_experiment_options(command: Command) -> Command:
 
 
 def experiment_options() -> list[inspect.Parameter]:
-    """A parameter with its type, help and group for every field; None says that the option was not given."""
+    """Returns a parameter with its type, help and group for every field; None says that the option was not given."""
     hints = get_type_hints(Experiment, include_extras=True)
     options, group = [], ""
     for field in fields(Experiment):
@@ -41,11 +41,11 @@ def experiment_options() -> list[inspect.Parameter]:
 
 
 def help_of(field: Field[Any], annotation: Any) -> str:
-    """The documentation in an annotation, and the default."""
+    """Returns the documentation in an annotation, and the default."""
     text: str = next(note.documentation for note in get_args(annotation) if isinstance(note, Doc))
     return f"{text} ({field.default})" if field.default != "" else text
 
 
 def type_of(field: Field[Any]) -> type:
-    """A number or a text, as its default is."""
+    """Returns a number or a text, as its default is."""
     return type(field.default)

@@ -41,7 +41,7 @@ def partition(
 
 
 def card_table(card: dict[str, Any]) -> Any:
-    """What each client would hold."""
+    """Returns what each client would hold."""
     from rich.table import Table
 
     table = Table(title=f"{card['dataset']}: {card['clients']} clients by {card['method']}", title_justify="left")

@@ -42,7 +42,7 @@ def round_progress(rounds: int, label: str) -> Iterator[Tell]:
 
 
 def scores(record: dict[str, Any]) -> str:
-    """The accuracies of a round; empty where it was not evaluated."""
+    """Returns the accuracies of a round; empty where it was not evaluated."""
     if record.get("test") is None or record.get("validation") is None:
         return ""
     return f"  validation {100 * record['validation']:.1f}  test {100 * record['test']:.1f}"
@@ -81,7 +81,7 @@ def study_progress(label: str) -> Iterator[Tell]:
 
 
 def outcome_of(message: dict[str, Any]) -> str:
-    """What came of one run of a study."""
+    """Returns what came of one run of a study."""
     if "error" in message:
         return f"{message['cell']}: failed"
     test = message["test"]

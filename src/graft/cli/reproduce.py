@@ -82,7 +82,7 @@ def run_study(plan: Plan, name: str, jobs: int | None, no_run: bool) -> None:
 
 
 def study_meanings() -> dict[str, str]:
-    """All studies and portraits, with what each is about."""
+    """Returns all studies and portraits, with what each is about."""
     from graft.experiments.studies import PORTRAITS, STUDIES
 
     return {name: entry.meaning for table in (STUDIES, PORTRAITS) for name, entry in table.items()}

@@ -49,7 +49,7 @@ class DatasetName(NamedTuple):
 
 
 def parse_dataset(source: str) -> DatasetName:
-    """The parts of a dataset's text; one that does not exist is refused, and nothing is imported."""
+    """Returns the parts of a dataset's text; one that does not exist is refused, and nothing is imported."""
     rest, _, last = source.rpartition(":")
     if last in SUFFIXES and rest:
         return parse_dataset(rest)._replace(suffix=last)
@@ -70,7 +70,7 @@ def parse_dataset(source: str) -> DatasetName:
 
 
 def check_partition(by: str | Path) -> None:
-    """Refuse a partition that is neither a name nor a file of client ids."""
+    """Refuses a partition that is neither a name nor a file of client ids."""
     path = Path(by)
     if str(by) not in PARTITIONS and (path.suffix not in PARTITION_FILES or not path.is_file()):
         raise InputError(

@@ -16,12 +16,12 @@ from graft.files import write_text
 
 
 def content_hash(membership: Ints) -> str:
-    """The SHA-256 of a membership, the same on every machine and for every integer dtype."""
+    """Returns the SHA-256 of a membership, the same on every machine and for every integer dtype."""
     return hashlib.sha256(np.ascontiguousarray(membership, "<i8").tobytes()).hexdigest()
 
 
 def data_hash(graphs: Iterable[Graph], membership: Ints) -> str:
-    """The SHA-256 of all that graphs hold, and of who holds which node: features, edges, labels and masks."""
+    """Returns the SHA-256 of all that graphs hold, and of who holds which node: features, edges, labels and masks."""
     digest = hashlib.sha256(np.ascontiguousarray(membership, "<i8").data)
     for graph in graphs:
         features = (graph.x.indptr, graph.x.indices, graph.x.data) if issparse(graph.x) else (graph.x,)
@@ -35,7 +35,7 @@ def data_hash(graphs: Iterable[Graph], membership: Ints) -> str:
 
 
 def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a partition and every client in it."""
+    """Describes a partition and every client in it."""
     inside = graph.edges[:, membership[graph.edges[0]] == membership[graph.edges[1]]]
     inner, total = inside.shape[1] // 2, graph.edge_count
     return {
@@ -94,5 +94,5 @@ def _shares(parts: Ints, wholes: Ints) -> list[float | None]:
 
 
 def save(card: Mapping[str, Any], membership: Ints, path: str | Path) -> None:
-    """Write a card with its membership as JSON, which `partition(by=path)` reads back."""
+    """Writes a card with its membership as JSON, which `partition(by=path)` reads back."""
     write_text(Path(path), json.dumps({**card, "membership": membership.tolist()}) + "\n")

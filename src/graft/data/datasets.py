@@ -42,7 +42,7 @@ DAMAGED_FILE_ERRORS = (
 
 
 def load(source: Any, root: str | Path | None = None) -> Graph:
-    """The graph of a dataset's name, of a path, or of a PyG `Data`."""
+    """Returns the graph of a dataset's name, of a path, or of a PyG `Data`."""
     if isinstance(source, Graph):
         return source
     if isinstance(source, str | Path):
@@ -56,12 +56,12 @@ def load(source: Any, root: str | Path | None = None) -> Graph:
 
 
 def names() -> list[str]:
-    """The names of the datasets."""
+    """Returns the names of the datasets."""
     return list(DATASETS)
 
 
 def default_root() -> Path:
-    """The folder of the datasets: GRAFT_DATA, or else a folder in the user's cache."""
+    """Returns the folder of the datasets: GRAFT_DATA, or else a folder in the user's cache."""
     return Path(os.environ["GRAFT_DATA"]) if os.environ.get("GRAFT_DATA") else _cache()
 
 
@@ -82,7 +82,7 @@ def _load_name_or_path(source: str, root: Path) -> Graph:
 
 
 def call_own(name: str, options: str) -> Graph:
-    """The graph that your own function returns for options such as 'size=3,noise=0.1'."""
+    """Returns the graph that your own function returns for options such as 'size=3,noise=0.1'."""
     function = DATASETS[name]
     try:
         dataset = function(**parse_options(options))
@@ -109,7 +109,7 @@ def _suffixes() -> str:
 
 
 def read_npz(path: Path) -> Graph:
-    """The graph in a .npz file with the arrays x (or the parts of a sparse one), edges, y and perhaps masks."""
+    """Returns the graph in a .npz file with the arrays x (or the parts of a sparse one), edges, y and perhaps masks."""
     aliases = {"edges": "edge_index", "train": "train_mask", "validation": "val_mask", "test": "test_mask"}
     expected = (
         "it needs x (or x_data, x_indices, x_indptr and x_shape), edges and y, and may have train, validation and test"
@@ -142,7 +142,7 @@ def _read_sparse_features(path: Path, arrays: dict[str, Any], expected: str) -> 
 
 
 def from_pyg(data: Any, name: str = "pyg") -> Graph:
-    """The graph of a PyG `Data`; of masks with several columns, the first."""
+    """Returns the graph of a PyG `Data`; of masks with several columns, the first."""
     missing = [field for field in ("x", "edge_index", "y") if getattr(data, field, None) is None]
     if missing:
         raise InputError(f"The PyG Data lacks {' and '.join(missing)}: it needs x, edge_index and y.")
@@ -177,7 +177,7 @@ def _features_from_tensor(x: Any) -> Features:
 
 
 def pyg(title: str, kind: str, root: Path, settings: str) -> Graph:
-    """A dataset of one of PyG's classes, with its public split where it has one."""
+    """Returns a dataset of one of PyG's classes, with its public split where it has one."""
     from torch_geometric import datasets
 
     name = title.lower()
@@ -210,7 +210,8 @@ physics = partial(pyg, "Physics", "Coauthor")
 
 
 def _processing_root(root: Path, title: str) -> Path:
-    """A root that PyG can write to: the given one, or one in the user's cache with a link to the same raw files."""
+    """Returns a root that PyG can write to: the given one, or one in the user's cache with a link to the same raw
+    files."""
     raw, processed = root / title / "raw", root / title / "processed"
     if os.access(processed / "data.pt", os.R_OK) or _writable(processed):
         return root
@@ -223,14 +224,14 @@ def _processing_root(root: Path, title: str) -> Path:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder can be written to, or created."""
+    """Returns whether the folder can be written to, or created."""
     existing = (path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
     return os.access(next(existing), os.W_OK)
 
 
 @contextmanager
 def _rollback_on_failure(folder: Path) -> Iterator[None]:
-    """Lock a folder for one process at a time, and remove all that is new in it when the work fails."""
+    """Locks a folder for one process at a time, and removes all that is new in it when the work fails."""
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
@@ -253,7 +254,7 @@ def _rollback_on_failure(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress PyG's output and warnings, and let no download wait for ever."""
+    """Suppresses PyG's output and warnings, and lets no download wait for ever."""
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_SECONDS)
     try:

@@ -28,24 +28,25 @@ class Federation:
 
     @property
     def hash(self) -> str:
-        """The SHA-256 that runs on the same data share: that of the partition, or that of the perturbed data."""
+        """Returns the SHA-256 that runs on the same data share: that of the partition, or that of the perturbed
+        data."""
         return str(self.card.get("perturbation", self.card)["hash"])
 
     @cached_property
     def data_hash(self) -> str:
-        """The hash of everything that models are trained and scored on; a second or two for a gigabyte."""
+        """Returns the hash of everything that models are trained and scored on; a second or two for a gigabyte."""
         whole = [self.graph] if self.clean is None else [self.graph, self.clean.graph]
         perturbed = self.clients if "perturbation" in self.card else []
         return cards.data_hash([*whole, *perturbed], self.membership)
 
     @property
     def partition(self) -> str:
-        """The partition method and the perturbation in words: runs that differ here are not averaged."""
+        """Returns the partition method and the perturbation in words: runs that differ here are not averaged."""
         perturbation = self.card.get("perturbation")
         return self.card["method"] if perturbation is None else f"{self.card['method']}, {perturbation['summary']}"
 
     def pooled(self, edges: str = "all") -> Graph:
-        """The whole graph as if one party held it, with all edges or with those inside clients only."""
+        """Returns the whole graph as if one party held it, with all edges or with those inside clients only."""
         if edges not in POOLS:
             raise InputError(f"There are no edges='{edges}' to pool; choose one of {', '.join(POOLS)}.")
         return replace(self.graph, edges=POOLS[edges](self.graph.edges, self.membership))
@@ -69,7 +70,8 @@ def build(
     perturbation: Perturbation | None = None,
     **partition_options: Any,
 ) -> Federation:
-    """A graph partitioned among clients; partition, split and perturbation draw from separate streams of the seed."""
+    """Returns a graph partitioned among clients; partition, split and perturbation draw from separate streams of the
+    seed."""
     scaled = normalise(graph, features)
     membership = partitions.partition(scaled, clients, partition, seed, **partition_options)
     parts = splits.split(cut(scaled, membership), split, seed, rounding=rounding)
@@ -84,7 +86,7 @@ def build(
 
 
 def perturbed(clean: Federation, perturbation: Perturbation, features: str = "raw") -> Federation:
-    """The same federation with the data of its clients perturbed; its card describes the perturbed data."""
+    """Returns the same federation with the data of its clients perturbed; its card describes the perturbed data."""
     parts = perturbations.perturb(clean.clients, perturbation, clean.card["seed"], features)
     whole = perturbations.assemble(clean.graph, parts, clean.membership)
     card = cards.card(whole, clean.membership, *(clean.card[name] for name in ("method", "seed", "options")))

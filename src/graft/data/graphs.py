@@ -34,22 +34,22 @@ class Graph:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes."""
+        """Returns the number of nodes."""
         return len(self.y)
 
     @property
     def features(self) -> int:
-        """The number of features of a node."""
+        """Returns the number of features of a node."""
         return int(self.x.shape[1])
 
     @property
     def edge_count(self) -> int:
-        """The number of undirected edges."""
+        """Returns the number of undirected edges."""
         return int(self.edges.shape[1]) // 2
 
     @property
     def masks(self) -> dict[str, Bools]:
-        """The masks that the graph has, by name."""
+        """Returns the masks that the graph has, by name."""
         return {name: getattr(self, name) for name in MASKS if getattr(self, name) is not None}
 
 
@@ -61,7 +61,7 @@ def make_graph(
     classes: int | None = None,
     masks: Mapping[str, ArrayLike | None] | None = None,
 ) -> Graph:
-    """A graph of checked arrays, with edges made undirected, unique and free of self-loops."""
+    """Returns a graph of checked arrays, with edges made undirected, unique and free of self-loops."""
     features = _clean_features(name, x)
     nodes = features.shape[0]
     labels, classes = _clean_labels(name, y, nodes, classes)
@@ -125,7 +125,8 @@ def _clean_edges(name: str, edges: ArrayLike, nodes: int) -> Ints:
 
 
 def sorted_unique(keys: Ints) -> Ints:
-    """The different values of an array in ascending order, as `np.unique` but sorting the array itself in place."""
+    """Returns the different values of an array in ascending order, as `np.unique` but sorting the array itself in
+    place."""
     keys.sort()
     differs = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=differs[1:])
@@ -174,7 +175,7 @@ def _as_array(subject: str, values: Any) -> NDArray[Any]:
 
 
 def adjacency(nodes: int, edges: Ints) -> csr_array:
-    """The adjacency matrix of edges sorted by row, in CSR form."""
+    """Returns the adjacency matrix of edges sorted by row, in CSR form."""
     indptr = np.zeros(nodes + 1, np.int64)
     np.cumsum(np.bincount(edges[0], minlength=nodes), out=indptr[1:])
     return csr_array((np.ones(edges.shape[1], np.int8), np.ascontiguousarray(edges[1]), indptr), shape=(nodes, nodes))
@@ -186,7 +187,7 @@ def undirected(edges: Ints) -> Ints:
 
 
 def subgraph(graph: Graph, nodes: ArrayLike) -> Graph:
-    """The subgraph induced by some nodes, renumbered in ascending order."""
+    """Returns the subgraph induced by some nodes, renumbered in ascending order."""
     selected = np.unique(np.asarray(nodes, dtype=np.int64))
     if not len(selected) or selected[0] < 0 or selected[-1] >= graph.nodes:
         raise InputError(f"A subgraph of '{graph.name}' needs at least one node out of 0 to {graph.nodes - 1}.")
@@ -197,7 +198,8 @@ def subgraph(graph: Graph, nodes: ArrayLike) -> Graph:
 
 
 def cut(graph: Graph, membership: Ints) -> list[Graph]:
-    """The induced subgraph of every client: client k gets the nodes of membership k and the edges between them."""
+    """Returns the induced subgraph of every client: client k gets the nodes of membership k and the edges between
+    them."""
     sizes = np.bincount(membership)
     order = np.argsort(membership, kind="stable")
     starts = np.cumsum(sizes) - sizes
@@ -221,13 +223,13 @@ def _select_nodes(graph: Graph, nodes: Ints, edges: Ints) -> Graph:
 
 
 def largest_component(graph: Graph) -> Graph:
-    """The largest connected component; of several equally large ones, that of the lowest node."""
+    """Returns the largest connected component; of several equally large ones, that of the lowest node."""
     _, component = connected_components(adjacency(graph.nodes, graph.edges), directed=False)
     return subgraph(graph, np.flatnonzero(component == np.bincount(component).argmax()))
 
 
 def normalise(graph: Graph, normalisation: str) -> Graph:
-    """The same graph with its features scaled by one of `NORMALISATIONS`."""
+    """Returns the same graph with its features scaled by one of `NORMALISATIONS`."""
     if normalisation not in NORMALISATIONS:
         raise InputError(
             f"There is no feature normalisation '{normalisation}'; choose one of {', '.join(NORMALISATIONS)}."

@@ -13,7 +13,7 @@ from graft.files import parse_json, read_text
 
 
 def read_partition(path: Path) -> Ints:
-    """The client ids in a file, 0 to the number of clients less one, each of them at least once."""
+    """Returns the client ids in a file, 0 to the number of clients less one, each of them at least once."""
     try:
         values = np.asarray(READERS[path.suffix](path))
     except Exception as error:  # a damaged file can fail in any way in numpy's parsers

@@ -21,7 +21,8 @@ FEDSAGE_TOLERANCE = 20  # nodes; FedSage's delta
 
 
 def partition(graph: Graph, clients: int | None, by: str | Path = "louvain", seed: int = 0, **options: Any) -> Ints:
-    """The client id of every node, by a method of `names()` or from a file; every client gets at least one node."""
+    """Returns the client id of every node, by a method of `names()` or from a file; every client gets at least one
+    node."""
     check_seed(seed)
     check_partition(by)
     if str(by) not in PARTITIONS:
@@ -43,12 +44,12 @@ def partition(graph: Graph, clients: int | None, by: str | Path = "louvain", see
 
 
 def names() -> list[str]:
-    """The names of the partition methods."""
+    """Returns the names of the partition methods."""
     return list(PARTITIONS)
 
 
 def _fill_empty(membership: Ints, clients: int) -> Ints:
-    """Give each empty client one node of the client that is then the largest, the one with the highest id."""
+    """Gives each empty client one node of the client that is then the largest, the one with the highest id."""
     sizes = np.bincount(membership, minlength=clients)
     for client in np.flatnonzero(sizes == 0):
         largest = sizes.argmax()
@@ -139,7 +140,7 @@ def _fedsage_limit(graph: Graph, clients: int) -> int:
 
 
 def _balanced(sizes: list[int], nodes: int, clients: int) -> list[int]:  # noqa: ARG001
-    """The client of each group: the one that is smallest by then, the lowest of several."""
+    """Returns the client of each group: the one that is smallest by then, the lowest of several."""
     heap = [(0, client) for client in range(clients)]
     owners = []
     for size in sizes:
@@ -150,7 +151,7 @@ def _balanced(sizes: list[int], nodes: int, clients: int) -> list[int]:  # noqa:
 
 
 def _fedsage(sizes: list[int], nodes: int, clients: int) -> list[int]:
-    """The client of each group, by FedSage's circle of owners (Zhang et al., NeurIPS 2021).
+    """Returns the client of each group, by FedSage's circle of owners (Zhang et al., NeurIPS 2021).
 
     A group that fits nowhere goes to the smallest client.
     """

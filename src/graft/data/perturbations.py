@@ -50,7 +50,7 @@ class Perturbation:
         return {name: getattr(self, name) for name in KINDS}
 
     def __str__(self) -> str:
-        """What differs from the defaults."""
+        """Returns what differs from the defaults."""
         defaults = {field.name: field.default for field in fields(self)}
         return " ".join(f"{name}={value}" for name, value in vars(self).items() if value != defaults[name])
 
@@ -59,7 +59,7 @@ class Perturbation:
         return any(self.strengths.values())
 
     def client_ids(self, clients: int | None) -> list[int]:
-        """The clients that are perturbed, out of so many; with None only the setting itself is checked."""
+        """Returns the clients that are perturbed, out of so many; with None only the setting itself is checked."""
         if self.perturbed_clients == "all":
             return list(range(clients or 0))
         try:
@@ -76,7 +76,7 @@ class Perturbation:
 
 
 def perturb(graphs: Sequence[Graph], perturbation: Perturbation, seed: int, features: str = "raw") -> list[Graph]:
-    """The clients' graphs, perturbed; features that were normalised row by row are normalised again."""
+    """Returns the clients' graphs, perturbed; features that were normalised row by row are normalised again."""
     ids = perturbation.client_ids(len(graphs))
     return [
         _perturb_client(graph, perturbation, seed, client, features) if client in ids else graph
@@ -99,7 +99,7 @@ def _perturb_client(graph: Graph, perturbation: Perturbation, seed: int, client:
 
 
 def drop_labels(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Remove nodes from the training mask; they stay in the graph."""
+    """Removes nodes from the training mask; they stay in the graph."""
     nodes = _train_nodes(graph)
     count = min(round(share * len(nodes)), max(len(nodes) - LEAST_TRAIN, 0))
     train = np.zeros(graph.nodes, bool)
@@ -108,7 +108,7 @@ def drop_labels(graph: Graph, share: Fraction, random: np.random.Generator) -> G
 
 
 def flip_labels(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Replace labels of training nodes by another class, drawn uniformly."""
+    """Replaces labels of training nodes by another class, drawn uniformly."""
     nodes = _train_nodes(graph)
     flipped = random.permutation(nodes)[: round(share * len(nodes))]
     if graph.classes < 2 and len(flipped):
@@ -128,12 +128,12 @@ def _train_nodes(graph: Graph) -> Ints:
 
 
 def drop_edges(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Keep a share of the undirected edges; all nodes stay."""
+    """Keeps a share of the undirected edges; all nodes stay."""
     return _with_edges(graph, _sample_edges(graph, round((1 - share) * graph.edge_count), random))
 
 
 def rewire_edges(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Replace edges by as many between nodes that had none; by fewer where there are not enough of those."""
+    """Replaces edges by as many between nodes that had none; by fewer where there are not enough of those."""
     count = round(share * graph.edge_count)
     kept = _sample_edges(graph, graph.edge_count - count, random)
     return _with_edges(graph, np.concatenate([kept, _sample_non_edges(graph, count, random)], axis=1))
@@ -145,7 +145,7 @@ def _sample_edges(graph: Graph, count: int, random: np.random.Generator) -> Ints
 
 
 def _sample_non_edges(graph: Graph, count: int, random: np.random.Generator) -> Ints:
-    """Different pairs of nodes without an edge, the lower node first."""
+    """Returns different pairs of nodes without an edge, the lower node first."""
     # All pairs are numbered row by row; pair (i, j) has number row_start[i] + j - i - 1.
     rows = np.arange(graph.nodes)
     row_start = rows * (graph.nodes - 1) - rows * (rows - 1) // 2
@@ -160,7 +160,7 @@ def _sample_non_edges(graph: Graph, count: int, random: np.random.Generator) -> 
 
 
 def _with_edges(graph: Graph, edges: Ints) -> Graph:
-    """The graph with other edges, each given once."""
+    """Returns the graph with other edges, each given once."""
     keys = np.concatenate([edges[0] * graph.nodes + edges[1], edges[1] * graph.nodes + edges[0]])
     keys.sort()
     return replace(graph, edges=np.stack(np.divmod(keys, graph.nodes)))
@@ -170,7 +170,7 @@ def _with_edges(graph: Graph, edges: Ints) -> Graph:
 
 
 def drop_features(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Set a share of every node's non-zero features to zero, rounded down."""
+    """Sets a share of every node's non-zero features to zero, rounded down."""
     x = csr_array(graph.x, copy=True)
     counts = np.diff(x.indptr)
     rows = np.repeat(np.arange(graph.nodes), counts)
@@ -183,7 +183,7 @@ def drop_features(graph: Graph, share: Fraction, random: np.random.Generator) ->
 
 
 def add_feature_noise(graph: Graph, deviation: Fraction, random: np.random.Generator) -> Graph:
-    """Add Gaussian noise to all features; they do not stay sparse."""
+    """Adds Gaussian noise to all features; they do not stay sparse."""
     dense = graph.x.toarray() if issparse(graph.x) else graph.x
     return replace(graph, x=dense + np.float32(deviation) * random.standard_normal(dense.shape, np.float32))
 
@@ -205,7 +205,7 @@ FIELDS = tuple(field.name for field in fields(Perturbation))
 
 
 def assemble(whole: Graph, parts: Sequence[Graph], membership: Ints) -> Graph:
-    """The whole graph made of the clients' parts; edges between clients stay as they are."""
+    """Returns the whole graph made of the clients' parts; edges between clients stay as they are."""
     nodes = [np.flatnonzero(membership == client) for client in range(len(parts))]
     inverse = np.argsort(np.concatenate(nodes))
     between = whole.edges[:, membership[whole.edges[0]] != membership[whole.edges[1]]]
@@ -229,7 +229,8 @@ def _concatenate_features(features: Sequence[Features]) -> Features:
 
 
 def describe(parts: Sequence[Graph], perturbation: Perturbation) -> dict[str, Any]:
-    """A perturbation's entry in a partition card: its settings, and a SHA-256 of them and of the perturbed data."""
+    """Returns a perturbation's entry in a partition card: its settings, and a SHA-256 of them and of the perturbed
+    data."""
     digest = hashlib.sha256(json.dumps(asdict(perturbation), sort_keys=True).encode())
     for part in parts:
         x = csr_array(part.x)

@@ -24,7 +24,7 @@ def split(
     rounding: str = "largest_remainder",
     min_train: int = 1,
 ) -> list[Graph]:
-    """The clients' graphs with masks; a client's masks depend on the seed and its index only."""
+    """Returns the clients' graphs with masks; a client's masks depend on the seed and its index only."""
     if ratios == "own":
         return [_keep_own_masks(client, graph) for client, graph in enumerate(graphs)]
     shares = parse(ratios)
@@ -42,7 +42,7 @@ def split(
 
 
 def parse(ratios: str | Sequence[float]) -> Ratios:
-    """The shares of train, validation and test, as fractions of one."""
+    """Returns the shares of train, validation and test, as fractions of one."""
     try:
         parts = re.split("[/-]", ratios) if isinstance(ratios, str) else [str(part) for part in ratios]
         train, validation, test = (Fraction(part.strip()) for part in parts)
@@ -102,7 +102,7 @@ def _draw_masks(
 
 
 def _largest_remainder(sizes: Ints, shares: Ratios, min_train: int) -> list[Ints]:
-    """The counts of each class in train, validation and test: totals first, then apportioned to the classes."""
+    """Returns the counts of each class in train, validation and test: totals first, then apportioned to the classes."""
     nodes = int(sizes.sum())
     train = min(max(min_train, _round_half_up(shares[0] * nodes)), nodes)
     validation = min(_round_half_up(shares[1] * nodes), nodes - train)
@@ -130,7 +130,7 @@ def _apportion(total: int, sizes: Ints, most: Ints) -> Ints:
 
 
 def _floor(sizes: Ints, shares: Ratios, min_train: int) -> list[Ints]:  # noqa: ARG001
-    """The counts of each class, rounded down class by class and the rest for the test, as FedTAD does."""
+    """Returns the counts of each class, rounded down class by class and the rest for the test, as FedTAD does."""
     train, validation = (np.array([floor(share * int(size)) for size in sizes], np.int64) for share in shares[:2])
     return [train, validation, sizes - train - validation]
 

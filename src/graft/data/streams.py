@@ -13,7 +13,7 @@ def stream(purpose: str, seed: int, *ids: int) -> np.random.Generator:
 
 
 def check_seed(seed: int) -> int:
-    """The seed as an int; refused unless it is a whole number of at least 0."""
+    """Returns the seed as an int; refused unless it is a whole number of at least 0."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise InputError(f"A seed is a whole number of at least 0, not {seed!r}.")
     return int(seed)

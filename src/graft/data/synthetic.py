@@ -24,7 +24,7 @@ def generate(
     exponent: float = 2.5,
     name: str = "synthetic",
 ) -> Graph:
-    """A random graph with classes of equal size, drawn from the model.
+    """Returns a random graph with classes of equal size, drawn from the model.
 
     `degree` is the mean number of neighbours, `homophily` the share of edges inside a class, `signal` the distance
     between two class means in standard deviations of the noise, and `exponent` that of the degrees' power law.
@@ -87,7 +87,7 @@ class _PairSampler:
         self.class_start = np.concatenate([[0.0], self.class_stop[:-1]])
 
     def sample(self, count: int, same: bool) -> Ints:
-        """Exactly `count` different pairs, each as the number low * nodes + high."""
+        """Returns exactly `count` different pairs, each as the number low * nodes + high."""
         keys = np.empty(0, np.int64)
         while len(keys) < count:
             missing = count - len(keys)
@@ -96,7 +96,7 @@ class _PairSampler:
         return np.delete(keys, surplus)
 
     def draw(self, count: int, same: bool) -> Ints:
-        """About `count` pairs, some of them equal."""
+        """Returns about `count` pairs, some of them equal."""
         total = self.cumulative[-1]
         source = np.repeat(np.arange(len(self.y)), self.rng.poisson(self.propensity * (count / total)))
         start, stop = self.class_start[self.y[source]], self.class_stop[self.y[source]]

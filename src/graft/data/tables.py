@@ -12,7 +12,7 @@ from graft.errors import InputError
 
 
 def read_tables(folder: Path) -> Graph:
-    """The graph of nodes.csv (id, label, perhaps split, and the features) and edges.csv (source, target)."""
+    """Returns the graph of nodes.csv (id, label, perhaps split, and the features) and edges.csv (source, target)."""
     for name in ("nodes.csv", "edges.csv"):
         if not (folder / name).is_file():
             raise InputError(f"The folder {folder} has no {name}: a dataset needs nodes.csv and edges.csv.")
@@ -34,7 +34,7 @@ def read_tables(folder: Path) -> Graph:
 
 
 def _rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows below the header: their line numbers in the file, and their cells by column."""
+    """Returns the rows below the header: their line numbers in the file, and their cells by column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)

@@ -11,7 +11,7 @@ MOST_BYTES = 2**60
 
 
 def parse_memory(text: str) -> int | None:
-    """Bytes of an amount such as 4GB or 512 MiB; None for the empty text."""
+    """Returns the bytes of an amount such as 4GB or 512 MiB; None for the empty text."""
     if not text.strip():
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())

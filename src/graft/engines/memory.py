@@ -43,18 +43,18 @@ class Plan(NamedTuple):
     """How clients are shared out among fleets."""
 
     groups: list[list[int]]
-    roomy: bool  # whether everything fits side by side and may stay where it is, as recorded steps need
+    roomy: bool  # whether everything fits side by side and may stay where it is, as captured steps need
     on_disk: bool  # whether state lives in files
     too_large: list[int]  # clients that do not fit even alone
 
 
 def budget(device: torch.device) -> int:
-    """How much may be used where nothing was said."""
+    """Returns how many bytes may be used where --memory does not say."""
     return int(FREE_SHARE * free_memory(device))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU, or in RAM: in a container, of what it was given."""
+    """Returns how many bytes are free on a GPU, or in RAM: in a container, of what it was given."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -74,12 +74,12 @@ def _read_numbers(path: str, pattern: str) -> list[int]:
 
 
 def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: Training) -> Need:
-    """What a client needs in a fleet whose clients are padded to so many nodes.
+    """Returns what a client needs in a fleet whose clients are padded to so many nodes.
 
     Two models are counted, as most methods that do more than average have a second one beside the client's own.
     """
     entries = graph.edges.shape[1] + nodes  # of A + I
-    # Dense features are there twice: as they are, and spread over the graph.
+    # Dense features are there twice: as they are, and propagated.
     features = 8 * nodes * graph.features if isinstance(graph.x, np.ndarray) else 32 * graph.x.nnz
     train_share = 0.0 if graph.train is None else float(graph.train.mean())  # whose rows are kept apart too
     # Of an entry its column, its row, its value and its position.
@@ -103,10 +103,10 @@ def parameters_of(model: Model) -> int:
 
 
 def plan(groups: Sequence[list[int]], needs: Sequence[Need], budget: int, participation: float) -> Plan:
-    """Cut fleets into parts that run one after the other within a budget."""
+    """Cuts fleets into parts that run one after the other within a budget."""
     data, state = sum(need.data for need in needs), sum(need.state for need in needs)
     largest = max(need.work for need in needs)
-    roomy = data + 2 * state + sum(need.work for need in needs) <= budget  # recorded steps hold state in fixed buffers
+    roomy = data + 2 * state + sum(need.work for need in needs) <= budget  # captured steps hold state in fixed buffers
     on_disk = state > max(budget - data - largest, WORTH_A_FILE * budget)
     room = budget - data - (0 if on_disk else state)
     costs = [need.work + (need.state if on_disk else 0) for need in needs]
@@ -116,13 +116,13 @@ def plan(groups: Sequence[list[int]], needs: Sequence[Need], budget: int, partic
 
 
 def split(group: list[int], costs: Sequence[int], room: int, busy: float) -> list[list[int]]:
-    """A group in parts of like size, each with no more clients than fit, and at least one."""
+    """Returns a group in parts of like size, each with no more clients than fit, and at least one."""
     fitting = max(1, int(room // (busy * max(costs[client] for client in group))))
     return [part.tolist() for part in np.array_split(group, -(-len(group) // fitting))]
 
 
 def mapped_zeros(shape: Sequence[int], kind: torch.dtype) -> Tensor:
-    """A tensor of zeros that lives in a file: the kernel keeps in memory what is in use, and there is room for.
+    """Returns a tensor of zeros that lives in a file: the kernel keeps in memory what is in use, and there is room for.
 
     The file loses its name at once, so it is gone with the tensor, whatever happens.
     """

@@ -21,7 +21,7 @@ class DamagedMessage(ValueError):
 
 
 def pack(head: dict[str, Any], tree: Any = None) -> bytes:
-    """A head of plain values and a tree of tensors and numbers, as bytes."""
+    """Returns the bytes of a message: a head of plain values, and a tree of tensors and numbers."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, int | float] = {}
     stored: set[int] = set()
@@ -40,7 +40,7 @@ def pack(head: dict[str, Any], tree: Any = None) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
-    """The head and the tree of a message; anything malformed raises `DamagedMessage`."""
+    """Returns the head and the tree of a message; anything malformed raises `DamagedMessage`."""
     try:
         length = int.from_bytes(data[:8], "little")
         frame = json.loads(data[8 : 8 + length])
@@ -52,10 +52,10 @@ def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
 
 
 def drop_client_axis(reply: Any) -> Tree:
-    """The reply of a fleet of one without its client axis, as it travels."""
+    """Returns the reply of a fleet of one without its client axis, as it travels."""
     return unflatten({path: leaf[0] for path, leaf in flatten(reply)})
 
 
 def add_client_axis(reply: Any) -> Tree:
-    """The reply of one client with a client axis again."""
+    """Returns the reply of one client with a client axis again."""
     return unflatten({path: torch.as_tensor(leaf).unsqueeze(0) for path, leaf in flatten(reply)})

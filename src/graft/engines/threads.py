@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-SAMPLE_SECONDS = 0.1  # seconds between two looks at what the cores do: the kernel counts in hundredths
+SAMPLE_SECONDS = 0.1  # between two samples of what the cores do: the kernel counts in hundredths
 DEFAULT_THREADS = torch.get_num_threads()  # what PyTorch has where nobody said anything
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -30,7 +30,7 @@ class CpuUsage(NamedTuple):
 
 
 def read_cpu_usage() -> CpuUsage | None:
-    """None on a system that does not say."""
+    """Returns the usage up to now; None on a system that does not say."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -45,18 +45,18 @@ def read_cpu_usage() -> CpuUsage | None:
 
 
 def free_cores(before: CpuUsage, after: CpuUsage, cores: int) -> int:
-    """How many cores others have left alone between two looks, and at least one."""
+    """Returns how many cores others have left alone between two samples, and at least one."""
     others = (after.everyone - before.everyone) - (after.own - before.own)
     return max(1, min(cores, round(cores - others / max(after.now - before.now, 1e-9))))
 
 
 def cores() -> int:
-    """How many cores are open to this program."""
+    """Returns how many cores are open to this program."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_cores() -> int:
-    """How many of them it may keep busy: in a container, as many as it was given."""
+    """Returns how many of them it may keep busy: in a container, as many as it was given."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return max(1, min(cores(), math.ceil(int(quota) / int(period))))
@@ -65,7 +65,8 @@ def usable_cores() -> int:
 
 
 def choose_threads(requested: int, before: CpuUsage | None, environment: Mapping[str, str] = os.environ) -> int:
-    """The number of threads: the one that was asked for, here or of PyTorch, or else one for every free core."""
+    """Returns the number of threads: the one that was asked for, here or of PyTorch, or else one for every free
+    core."""
     now = torch.get_num_threads()
     if requested:
         return requested
@@ -78,7 +79,7 @@ def choose_threads(requested: int, before: CpuUsage | None, environment: Mapping
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Do something with so many threads."""
+    """Runs a block with so many PyTorch threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

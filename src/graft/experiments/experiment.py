@@ -141,7 +141,7 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """The method and its plug, for people and paths."""
+        """Returns the method and its plug, for people and paths."""
         method = METHODS.label(self.method)
         return f"{method}+{PLUGS.label(self.plug)}" if self.plug else method
 
@@ -207,7 +207,7 @@ class ExperimentSettings(TypedDict, total=False):
 
 
 def make_experiment(values: Mapping[str, Any]) -> Experiment:
-    """Check values against the fields of an experiment and refuse what does not fit.
+    """Checks values against the fields of an experiment and refuses what does not fit.
 
     What nobody says is as the method sets it, or else the experiment's default. Files of your own are kept by their
     absolute paths.
@@ -221,12 +221,13 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
 
 
 def draft_experiment(values: Mapping[str, Any]) -> Experiment:
-    """The experiment of those values without what its method sets: good for checks, before PyTorch is imported."""
+    """Returns the experiment of those values without what its method sets: good for checks, before PyTorch is
+    imported."""
     return validated(Experiment, values, "an experiment")
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with data and every reference to a file of your own by absolute paths."""
+    """Returns the experiment with data and every reference to a file of your own by absolute paths."""
     models = experiment.models
     names = list_models(models) if isinstance(models, str) else models
     if any(map(parse_reference, names)):
@@ -248,7 +249,8 @@ def resolved(experiment: Experiment) -> Experiment:
 
 
 def own_files(experiment: Experiment) -> list[Path]:
-    """The files that the method, its plug, the models and the dataset of an experiment come from, if not from Graft."""
+    """Returns the files that the method, its plug, the models and the dataset of an experiment come from, if not from
+    Graft."""
     models = experiment.models
     names = [experiment.method, experiment.plug, *(list_models(models) if isinstance(models, str) else models)]
     if experiment.dataset != GIVEN:
@@ -262,7 +264,7 @@ def absolute(table: Registry[Any], name: str) -> str:
 
 
 def check_names(experiment: Experiment) -> None:
-    """Refuse names that do not exist, and settings that a method does not have, before PyTorch is imported."""
+    """Refuses names that do not exist, and settings that a method does not have, before PyTorch is imported."""
     METHODS.check(experiment.method)
     if experiment.plug:
         PLUGS.check(experiment.plug)
@@ -283,7 +285,7 @@ def check_names(experiment: Experiment) -> None:
 
 
 def check_settings(experiment: Experiment) -> None:
-    """Refuse settings that are no field of the method or the plug, as far as their source tells."""
+    """Refuses settings that are no field of the method or the plug, as far as their source tells."""
     tables = [(METHODS, experiment.method)] + ([(PLUGS, experiment.plug)] if experiment.plug else [])
     sources = [table.source(name) for table, name in tables]
     if all(source and source.complete for source in sources):
@@ -296,13 +298,13 @@ def described(method: str, plug: str) -> str:
 
 
 def make_method(name: str, settings: Mapping[str, Any], plug: str = "") -> Method:
-    """The method of that name with its own settings, and those of what is added to it."""
+    """Returns the method of that name with its own settings, and those of what is added to it."""
     kind = METHODS[name]
     return validated(plugged_kind(kind, plug) if plug else kind, settings, described(name, plug))
 
 
 def plugged_kind(host: type[Method], plug: str) -> type[Method]:
-    """The class of a method with a plug; refused for methods that it cannot be added to."""
+    """Returns the class of a method with a plug; refused for methods that it cannot be added to."""
     from graft.federation.plug import plugged, takes_plugs
 
     kind = PLUGS[plug]
@@ -315,19 +317,19 @@ def plugged_kind(host: type[Method], plug: str) -> type[Method]:
 
 
 def add_plug(method: Method, plug: str, settings: Mapping[str, Any]) -> Method:
-    """A method that is there already, with a plug of those settings."""
+    """Returns a method that is there already, with a plug of those settings."""
     kind = plugged_kind(type(method), plug)
     return validated(kind, {**asdict(method), **settings}, f"{type(method).__name__} with plug '{plug}'")
 
 
 def name_of(method: Method) -> str:
-    """The short name of a method with its plug: that of the table, or of your own class."""
+    """Returns the short name of a method with its plug: that of the table, or of your own class."""
     host, plug = getattr(method, "host", None), getattr(method, "plug", None)
     return METHODS.label_of(type(method)) if host is None else f"{METHODS.label_of(host)}+{PLUGS.label_of(plug)}"
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """The values in an experiment file."""
+    """Returns the values in an experiment file."""
     try:
         values = tomllib.loads(read_text(path))
         unset = values.pop(NONE, [])
@@ -341,12 +343,12 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 
 def write_experiment(experiment: Experiment, path: Path) -> None:
-    """Write everything that was resolved, enough to repeat the run."""
+    """Writes everything that was resolved, enough to repeat the run."""
     write_text(path, experiment_text(experiment))
 
 
 def experiment_text(experiment: Experiment) -> str:
-    """The TOML of an experiment; settings that are None are listed by name, for TOML has no word for it."""
+    """Returns the TOML of an experiment; settings that are None are listed by name, for TOML has no word for it."""
     values = asdict(experiment)
     settings = values.pop("settings")
     unset = sorted(name for name, value in settings.items() if value is None)
@@ -358,7 +360,7 @@ Kind = TypeVar("Kind", bound="DataclassInstance")
 
 
 def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
-    """An instance of a dataclass made of those values; one that does not fit is refused in one sentence."""
+    """Returns an instance of a dataclass made of those values; one that does not fit is refused in one sentence."""
     from pydantic import ValidationError
 
     names = [entry.name for entry in fields(kind)]
@@ -377,14 +379,14 @@ def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
 
 @lru_cache(maxsize=64)
 def type_adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """The validator of a dataclass; it takes longer to make than a study takes to use it hundreds of times."""
+    """Returns the validator of a dataclass; it takes longer to make than a study takes to use it hundreds of times."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
 def check_known(values: Mapping[str, Any], names: list[str], what: str) -> None:
-    """Refuse values that there is no field for."""
+    """Refuses values that there is no field for."""
     for name in values:
         if name not in names:
             possible = ", ".join(sorted(names)) or "none at all"

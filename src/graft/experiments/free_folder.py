@@ -12,7 +12,7 @@ LOCK = ".lock"
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Refuse a folder that holds something, unless it is an earlier run that may be overwritten."""
+    """Refuses a folder that holds something, unless it is an earlier run that may be overwritten."""
     with explained(f"{path} cannot be written to", InputError):
         if path.exists() and not path.is_dir():
             raise InputError(f"{path} is a file; a run needs a directory.")

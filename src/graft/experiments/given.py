@@ -26,7 +26,8 @@ class Given:
     federation: Federation | None = None  # built before, for several runs on the same data
 
     def method_of(self, experiment: Experiment) -> Method:
-        """The method of an experiment: the one that was given, with the plug that is added to it, or the one named."""
+        """Returns the method of an experiment: the one that was given, with the plug that is added to it, or the one
+        named."""
         if self.method is None:
             return make_method(experiment.method, experiment.settings, experiment.plug)
         if experiment.plug and getattr(self.method, "host", None) is None:
@@ -34,7 +35,7 @@ class Given:
         return self.method
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse to resume a run without the objects that it was given."""
+        """Refuses to resume a run without the objects that it was given."""
         missing = [name for name in ("dataset", "models") if getattr(experiment, name) == GIVEN]
         if experiment.method not in METHODS and parse_reference(experiment.method) is None:
             missing.append("method")
@@ -46,7 +47,7 @@ class Given:
 
 
 def describe(method: str | Method, dataset: Any, models: Any, settings: Mapping[str, Any]) -> tuple[Experiment, Given]:
-    """The experiment of names and objects as a person gives them, and the objects among them."""
+    """Returns the experiment of names and objects as a person gives them, and the objects among them."""
     values = dict(settings)
     if isinstance(method, type):
         raise InputError(f"method is the class {method.__name__}; give an instance, as {method.__name__}().")
@@ -67,14 +68,14 @@ def describe(method: str | Method, dataset: Any, models: Any, settings: Mapping[
 
 
 def names_of(method: Method) -> dict[str, str]:
-    """The name that a method can be found by again, and that of its plug."""
+    """Returns the name that a method can be found by again, and that of its plug."""
     if isinstance(method, Plug) and method.host and method.plug:
         return {"method": METHODS.spell(method.host), "plug": PLUGS.spell(method.plug)}
     return {"method": METHODS.spell(type(method))}
 
 
 def check_settings_beside(method: Method, values: Mapping[str, Any]) -> None:
-    """Refuse settings beside a method that has its own, but for those of a plug."""
+    """Refuses settings beside a method that has its own, but for those of a plug."""
     settings = values.get("settings") or {}
     own = {field.name for field in fields(method)}
     wrong = [name for name in settings if name in own or not values.get("plug")]
@@ -86,5 +87,5 @@ def check_settings_beside(method: Method, values: Mapping[str, Any]) -> None:
 
 
 def all_names(models: Any) -> bool:
-    """Whether models are given by their names alone."""
+    """Returns whether models are given by their names alone."""
     return isinstance(models, str) or (isinstance(models, list | tuple) and all(isinstance(m, str) for m in models))

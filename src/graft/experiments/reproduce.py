@@ -66,7 +66,7 @@ class Cell:
         return f"{self.dataset}-{self.clients} {self.row} seed {self.seed}"
 
     def read(self) -> dict[str, Any] | None:
-        """What is stored for exactly this experiment: a result, a failure, or nothing."""
+        """Returns what is stored for exactly this experiment: a result, a failure, or nothing."""
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             same = comparable(with_defaults(stored["experiment"])) == comparable(self.experiment)
@@ -120,7 +120,7 @@ def make_plan(
     rounds: int | None = None,
     device: str | None = None,
 ) -> Plan:
-    """The plan of a study or a part of it, every experiment of it checked before anything runs."""
+    """Returns the plan of a study or a part of it, every experiment of it checked before anything runs."""
     study = find_study(name)
     folder = Path(out) if out is not None else Path("reproductions") / name
     chosen_datasets = choose("dataset", datasets, study.datasets, (*study.datasets, *study.on_request), name)
@@ -169,7 +169,7 @@ def choose(
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """The seeds of a text: '5' means 0 to 4; a list such as '0,3' or '7,' means these."""
+    """Returns the seeds of a text: '5' means 0 to 4; a list such as '0,3' or '7,' means these."""
     parts = [part.strip() for part in text.split(",")]
     try:
         numbers = [int(part) for part in parts if part]
@@ -182,17 +182,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def file_name(text: str) -> str:
-    """A text as a file name that every file system accepts."""
+    """Returns a text as a file name that every file system accepts."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "_", text)
 
 
 def comparable(experiment: Mapping[str, Any]) -> Any:
-    """The fields of an experiment that decide its result, as JSON would give them back."""
+    """Returns the fields of an experiment that decide its result, as JSON would give them back."""
     return json.loads(json.dumps({key: value for key, value in experiment.items() if key not in NOT_COMPARED}))
 
 
 def with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored experiment with the defaults of fields that were added since."""
+    """Returns a stored experiment with the defaults of fields that were added since."""
     method = METHODS[experiment["method"]]
     return {**asdict(Experiment()), **experiment, "settings": {**asdict(method()), **experiment["settings"]}}
 
@@ -201,7 +201,7 @@ def with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reproduce(plan: Plan, jobs: int | None = None, report: Report | None = None) -> Outcome:
-    """Run all cells of a plan that have no result yet; a failed cell does not keep the others from running."""
+    """Runs all cells of a plan that have no result yet; a failed cell does not keep the others from running."""
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs is {jobs}; it must be at least 1.")
     if plan.out.is_dir() and any(plan.out.iterdir()) and not (plan.out / "runs").is_dir():
@@ -242,7 +242,7 @@ def reproduce(plan: Plan, jobs: int | None = None, report: Report | None = None)
 
 @contextmanager
 def exclusive(out: Path) -> Iterator[None]:
-    """Lock a folder for one process at a time; the lock ends with the process."""
+    """Locks a folder for one process at a time; the lock ends with the process."""
     lock = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -275,7 +275,7 @@ def group_cells(cells: Sequence[Cell], jobs: int) -> list[list[dict[str, Any]]]:
 
 
 def run_cells(orders: Sequence[dict[str, Any]], report: Report, stop: Callable[[], bool] = lambda: False) -> None:
-    """Run cells one after the other and write each result whole or not at all."""
+    """Runs cells one after the other and writes each result whole or not at all."""
     federations: Federations = {}
 
     def check(record: dict[str, Any]) -> None:  # noqa: ARG001
@@ -318,7 +318,8 @@ Federations = dict[tuple[Any, ...], Federation | Exception]  # of the latest dat
 
 
 def cached_federation(experiment: Experiment, federations: Federations) -> Federation:
-    """The federation of an experiment, built once for all that share it; the error, where it cannot be built."""
+    """Returns the federation of an experiment, built once for all that share it; the error, where it cannot be
+    built."""
     key = tuple(getattr(experiment, name) for name in DATA_FIELDS)
     if key not in federations:
         federations.clear()
@@ -338,7 +339,7 @@ def load_graph(dataset: str) -> Graph:
 
 
 def one_line(error: Exception) -> str:
-    """An error in one line."""
+    """Returns an error in one line."""
     text = " ".join(str(error).split()) or "no reason given"
     return text if isinstance(error, GraftError) else f"{type(error).__name__}: {text[:300]}"
 
@@ -347,7 +348,7 @@ def one_line(error: Exception) -> str:
 
 
 def run_in_pool(chunks: Sequence[list[dict[str, Any]]], jobs: int, report: Report) -> None:
-    """Run chunks in several processes; Ctrl-C lets each finish the round it is in."""
+    """Runs chunks in several processes; Ctrl-C lets each finish the round it is in."""
     context = multiprocessing.get_context("spawn")  # a fork would break CUDA and PyTorch's threads
     stop, reports = context.Event(), context.SimpleQueue()
     threads = max(1, cores() // jobs)

@@ -24,7 +24,7 @@ class Result:
 
     @property
     def accuracy(self) -> dict[str, Any]:
-        """The test and validation accuracies of the best round."""
+        """Returns the test and validation accuracies of the best round."""
         accuracy: dict[str, Any] = self.summary["accuracy"]
         return accuracy
 
@@ -32,7 +32,7 @@ class Result:
         return f"Result({printable(', '.join(self._headline()))})"
 
     def _repr_html_(self) -> str:
-        """A headline and a table of the clients, for notebooks."""
+        """Returns a headline and a table of the clients, for notebooks."""
         rows = self.summary["per_client"]
         names = ("client", "model", "nodes", "edges", "validation", "test")
         head = "".join(f"<th>{name}</th>" for name in names)
@@ -54,7 +54,7 @@ class Result:
 
 
 def shown(value: Any) -> str:
-    """A cell of the table: accuracies as percent."""
+    """Returns a cell of the table: accuracies as percent."""
     if value is None:
         return "-"
     return f"{100 * value:.1f} %" if isinstance(value, float) else printable(value)

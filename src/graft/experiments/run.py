@@ -63,7 +63,7 @@ def run(
     progress: Progress | None = None,
     **settings: Unpack[ExperimentSettings],
 ) -> Result:
-    """Run one experiment, described by the fields of `Experiment`; without `out` nothing is written.
+    """Runs one experiment, described by the fields of `Experiment`; without `out` nothing is written.
 
     A dataset may be a name, a path or a PyG `Data`; a model a name or any `nn.Module`; a method a name or a `Method`.
     """
@@ -271,7 +271,7 @@ class Run:
 
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
-    """Compute matrix products on a GPU with this precision."""
+    """Computes matrix products on a GPU with this precision."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:
@@ -300,7 +300,7 @@ def stop_politely() -> Iterator[threading.Event]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory this process has held: on a GPU there, else in RAM."""
+    """Returns the most memory this process has held: on a GPU there, else in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

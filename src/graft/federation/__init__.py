@@ -1,4 +1,4 @@
-"""What a federation is: methods, a server, clients, fleets and the session that plays rounds; here, the topologies."""
+"""What a federation is: methods, a server, clients, fleets and the session that runs rounds; here, the topologies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, int]] = {  # name -> option -> the least value that
 
 
 def check_topology(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a topology that is neither a name with its options nor a file; imports nothing."""
+    """Refuses a topology that is neither a name with its options nor a file; imports nothing."""
     if name in TOPOLOGIES:
         check_options(name, options)
     elif not Path(name).is_file():
@@ -47,7 +47,7 @@ def check_topology(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that a topology does not have, and values that make no sense for them."""
+    """Refuses options that a topology does not have, and values that make no sense for them."""
     possible = OPTIONS.get(name, {})
     for option, value in options.items():
         if option not in possible:

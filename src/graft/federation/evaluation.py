@@ -20,12 +20,12 @@ class Accuracy:
     nodes: np.ndarray  # [clients]
 
     def mean(self, kind: str) -> float | None:
-        """The plain mean over the clients that have such nodes; None if no client has."""
+        """Returns the plain mean over the clients that have such nodes; None if no client has."""
         values, _ = self._scored(kind)
         return float(values.mean()) if len(values) else None
 
     def node_weighted(self, kind: str) -> float | None:
-        """The mean weighted by how many nodes each client has."""
+        """Returns the mean weighted by how many nodes each client has."""
         values, nodes = self._scored(kind)
         return float(values @ nodes / nodes.sum()) if len(values) else None
 

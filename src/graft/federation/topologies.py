@@ -41,11 +41,12 @@ class Topology:
 
     @cached_property
     def file(self) -> LinkFile | None:
-        """The links of the file, if they come from one; read once, so that a run may overwrite what it replays."""
+        """Returns the links of the file, if they come from one; read once, so that a run may overwrite what it
+        replays."""
         return None if self.name in TOPOLOGIES else read_links(self.name)
 
     def check(self, peers: int, rounds: int) -> None:
-        """Refuse before a run what would fail in its rounds."""
+        """Refuses before a run what would fail in its rounds."""
         if self.file is not None:
             self.file.check(peers, rounds)
         else:
@@ -60,7 +61,7 @@ class Topology:
         exchange: str = "",
         mixing: Mixing | None = None,
     ) -> Tensor:
-        """The mixing weights of a round; peers that do not participate are removed before links are weighted.
+        """Returns the mixing weights of a round; peers that do not participate are removed before links are weighted.
 
         They are [members, members], or [members, parts, members] where a recorded exchange sent parts apart. With
         `mixing`, links are weighted so instead.
@@ -80,7 +81,7 @@ class Topology:
 
 
 def renormalise(weights: Tensor, members: list[int], total: float | None = None) -> Tensor:
-    """Links [members, ..., peers] restricted to the members, which take over the weight of absent peers.
+    """Returns links [members, ..., peers] restricted to the members, which take over the weight of absent peers.
 
     Rows sum to what they did, or to `total`. A peer that hears nobody at all hears itself.
     """
@@ -93,7 +94,7 @@ def renormalise(weights: Tensor, members: list[int], total: float | None = None)
 
 @lru_cache(maxsize=8)
 def draw_graph(name: str, options: tuple[tuple[str, Any], ...], peers: int, round: int, seed: int) -> Matrix:
-    """The graph of a topology in a round; round 0 stands for all rounds of one that does not change."""
+    """Returns the graph of a topology in a round; round 0 stands for all rounds of one that does not change."""
     random = np.random.default_rng(seed_for(seed, round, "topology", name))
     heard: Matrix = TOPOLOGIES[name](peers, round, random, **dict(options))
     heard.flags.writeable = False  # kept for the next exchange
@@ -218,7 +219,7 @@ def exponential(peers: int, round: int, _random: Random, k: int = 1) -> Matrix:
 
 
 def circulant(peers: int, reach: int) -> Matrix:
-    """Everybody on a circle hears the next `reach` peers on both sides."""
+    """Returns the links of a circle on which everybody hears the next `reach` peers on both sides."""
     distance = np.abs(np.subtract.outer(np.arange(peers), np.arange(peers)))
     near: Matrix = (np.minimum(distance, peers - distance) <= reach) & (distance > 0)
     return near.astype(float)
@@ -231,13 +232,13 @@ CHANGING = ("random", "random-undirected", "matching", "tournament", "exponentia
 
 
 def uniform(heard: Matrix) -> Matrix:
-    """The plain mean of a peer and those it hears: rows sum to 1."""
+    """Returns the weights of a plain mean over a peer and those it hears: rows sum to 1."""
     with_self = heard + np.eye(len(heard))
     return np.asarray(with_self / with_self.sum(1, keepdims=True))
 
 
 def metropolis(heard: Matrix) -> Matrix:
-    """Symmetric, doubly stochastic weights, which preserve the mean over all peers; links become mutual first."""
+    """Returns symmetric, doubly stochastic weights, which preserve the mean of all peers; links become mutual first."""
     mutual = np.maximum(heard, heard.T)
     degree = mutual.sum(1)
     weights = mutual / (1 + np.maximum.outer(degree, degree))
@@ -246,7 +247,7 @@ def metropolis(heard: Matrix) -> Matrix:
 
 
 def push(heard: Matrix) -> Matrix:
-    """Every sender splits what it has evenly among itself and those that hear it: columns sum to 1."""
+    """Returns the weights by which senders split evenly among themselves and who hears them: columns sum to 1."""
     return uniform(heard.T).T
 
 
@@ -254,7 +255,8 @@ MIXINGS: dict[str, Callable[[Matrix], Matrix]] = {"uniform": uniform, "metropoli
 
 
 def spectral_gap(links: Tensor) -> float:
-    """One minus the second largest absolute eigenvalue of symmetric links: 1 brings peers together at once, 0 never."""
+    """Returns one minus the second largest absolute eigenvalue of symmetric links: 1 brings peers together at once, 0
+    never."""
     magnitudes = np.sort(np.abs(np.linalg.eigvalsh(links.double().numpy())))
     return float(1 - magnitudes[-2]) if len(magnitudes) > 1 else 1.0
 
@@ -274,7 +276,7 @@ class LinkFile:
     weights: Literal["none", "relative", "exact"]  # none: only who hears whom
 
     def check(self, peers: int, rounds: int) -> None:
-        """Refuse a round without links, and links between peers that do not exist."""
+        """Refuses a round without links, and links between peers that do not exist."""
         missing = [round for round in range(1, rounds + 1) if round not in self.rounds and 0 not in self.rounds]
         if missing:
             raise InputError(f"{self.path} has no links for round {missing[0]}, but there are to be {rounds} rounds.")
@@ -284,7 +286,7 @@ class LinkFile:
             raise InputError(f"{self.path} names peer {unknown[0]}, but there are peers 0 to {peers - 1} only.")
 
     def matrix(self, round: int, peers: int, exchange: str) -> Matrix:
-        """The weights [peers, peers] of an exchange, or [peers, parts, peers]."""
+        """Returns the weights [peers, peers] of an exchange, or [peers, parts, peers]."""
         exchanges = self.rounds.get(round, self.rounds.get(0, {}))
         links = exchanges.get(exchange) or (next(iter(exchanges.values())) if len(exchanges) == 1 else None)
         if links is None:
@@ -300,7 +302,7 @@ class LinkFile:
 
 
 def read_links(path: str) -> LinkFile:
-    """The links of a CSV file (to, from, perhaps weight and round) or of the rounds.jsonl of a run."""
+    """Returns the links of a CSV file (to, from, perhaps weight and round) or of the rounds.jsonl of a run."""
     file = Path(path)
     try:
         links = read_recorded_links(file) if file.suffix == ".jsonl" else read_csv_links(file)
@@ -341,7 +343,7 @@ def read_recorded_links(file: Path) -> LinkFile:
 
 
 def check_link(link: Link) -> Link:
-    """The link itself; refused where its weight or part is impossible."""
+    """Returns the link itself; refused where its weight or part is impossible."""
     to, sender, weight, part = link
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"the link from {sender} to {to} has the weight {weight}")

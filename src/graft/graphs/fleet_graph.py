@@ -1,7 +1,7 @@
 """The private graphs of a fleet, laid side by side: node tensors [clients, nodes, ...] and one sparse adjacency.
 
-A client with fewer nodes than the largest of its fleet is padded with spare nodes at its end: they have no
-edges, no features and no label, and belong to no mask, so nothing that is averaged ever counts them.
+A client with fewer nodes than the largest of its fleet is padded at its end with nodes that have no edges,
+no features and no label, and belong to no mask, so nothing that is averaged ever counts them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MaskedFeatures:
 
 
 class FleetGraph:
-    """What models see of the data of a fleet."""
+    """The graphs and features of a fleet, as models see them."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class FleetGraph:
     ) -> None:
         self.neighbours = neighbours  # A: both directions, no self-loops; in a view, 0 for an edge that is left out
         self.features = features  # dense [clients, nodes, features], block-diagonal or masked: `features @ weights`
-        self.sizes = sizes  # int64 [clients], without the spare nodes
+        self.sizes = sizes  # int64 [clients], without padding
         self.base = base  # what this is a view of
-        self.cacheable = False  # whether it is some clients' own, and will be looked at again and again
+        self.cacheable = False  # whether it is some clients' own, and is used again and again
         self._source: tuple[FleetGraph, slice | list[int]] | None = None  # what it was selected from, and which clients
         self._propagated: dict[tuple[str, int], Tensor | None] = {}
 
@@ -63,19 +63,19 @@ class FleetGraph:
 
     @cached_property
     def real(self) -> Tensor:
-        """Which nodes are not spare, [clients, nodes]."""
+        """Returns which nodes are not padding, [clients, nodes]."""
         return torch.arange(self.nodes, device=self.sizes.device) < self.sizes[:, None]
 
     @cached_property
     def degree(self) -> Tensor:
-        """Neighbours of every node, [clients, nodes]."""
+        """Returns how many neighbours every node has, [clients, nodes]."""
         values = self.neighbours.values
         counts = self.neighbours.starts.diff().float() if values is None else self.neighbours.row_sums(values)
         return counts.view(self.clients, self.nodes)
 
     @cached_property
     def mean(self) -> BlockSparse:
-        """D^-1 A: the mean over neighbours, zero for a node without any."""
+        """Returns D^-1 A: the mean over neighbours, zero for a node without any."""
         inverse = self.degree.flatten().clamp(min=1).reciprocal()
         pattern = self.neighbours
         values = 1.0 if pattern.values is None else pattern.values
@@ -83,7 +83,7 @@ class FleetGraph:
 
     @cached_property
     def _loop_order(self) -> Tensor:
-        """How the entries of A followed by those of I come to stand in A + I."""
+        """Returns the permutation that sorts the entries of A followed by those of I into A + I."""
         total = self.clients * self.nodes
         every = torch.arange(total, device=self.sizes.device)
         rows = torch.cat([self.neighbours.row_of, every])
@@ -91,7 +91,7 @@ class FleetGraph:
 
     @cached_property
     def with_self_loops(self) -> BlockSparse:
-        """A + I."""
+        """Returns A + I."""
         if self.base is not None:
             values = self.neighbours.values
             assert values is not None
@@ -105,16 +105,17 @@ class FleetGraph:
 
     @cached_property
     def normalised(self) -> BlockSparse:
-        """D^-1/2 (A + I) D^-1/2 with the degrees of A + I."""
+        """Returns D^-1/2 (A + I) D^-1/2 with the degrees of A + I."""
         scale = (self.degree.flatten() + 1).rsqrt()
         pattern = self.with_self_loops
         values = scale[pattern.row_of] * scale[pattern.columns]
         return pattern.with_values(values if pattern.values is None else values * pattern.values)
 
     def propagated_features(self, matrix: str, steps: int = 1) -> Tensor | None:
-        """The features after some products with a matrix of this graph, worked out once; None where that is no help.
+        """Returns the features after some products with a matrix of this graph, worked out once; None where that is no
+        help.
 
-        A layer is linear up to here, so it may spread the features instead of what it makes of them. Sparse features
+        A layer is linear up to here, so it may propagate the features instead of their projection. Sparse features
         would be sparse no longer (on Cora, one step gives each node three times as many), and for a graph that does
         not last it is not worth it.
         """
@@ -135,7 +136,7 @@ class FleetGraph:
         return propagated
 
     def self_loops_per_head(self, heads: int) -> BlockSparse:
-        """A + I, once for every attention head of every client."""
+        """Returns A + I, once for every attention head of every client."""
         if self.base is not None:
             pattern, entries = self.base._headed(heads)
             values = self.with_self_loops.values
@@ -155,7 +156,7 @@ class FleetGraph:
 
     @cached_property
     def edge_of(self) -> tuple[Tensor, int]:
-        """For every entry of A its undirected edge, counted within its client; and the most edges a client has."""
+        """Returns every entry's undirected edge, counted within its client, and the most edges of a client."""
         total = self.clients * self.nodes
         rows, columns = self.neighbours.row_of, self.neighbours.columns.long()
         pairs = torch.minimum(rows, columns) * total + torch.maximum(rows, columns)
@@ -166,7 +167,7 @@ class FleetGraph:
         return edge - first[rows // self.nodes], int(counts.max()) if len(unique) else 0
 
     def perturbed(self, random: Stream, edges: float, features: float) -> FleetGraph:
-        """A view without a share of the edges, both directions of each together, and of the feature columns."""
+        """Returns a view without a share of the edges, both directions of each together, and of the feature columns."""
         edge, most = self.edge_of
         keep = random.keep(edges, 1, max(most, 1)).flatten(1)
         values = keep[self.neighbours.row_of // self.nodes, edge].float()
@@ -176,7 +177,7 @@ class FleetGraph:
         )
 
     def select_range(self, clients: range) -> FleetGraph:
-        """The graphs of clients that stand side by side; cut once, and what can be is a view."""
+        """Returns the graphs of a contiguous range of clients; made once, and of views where that is possible."""
         if len(clients) == self.clients:
             return self
         if clients not in self._ranges:
@@ -197,7 +198,7 @@ class FleetGraph:
 
     @property
     def step_tensors(self) -> list[Tensor]:
-        """What a view does not share with the graph that it is a view of."""
+        """Returns what a view does not share with the graph that it is a view of."""
         if self.base is None:
             return []
         masks = [self.features.columns] if isinstance(self.features, MaskedFeatures) else []
@@ -205,11 +206,12 @@ class FleetGraph:
 
     @property
     def width(self) -> int:
-        """The number of features of a node."""
+        """Returns the number of features of a node."""
         return int(self.features.shape[2] if isinstance(self.features, Tensor) else self.features.width)
 
     def select(self, chosen: list[int]) -> FleetGraph:
-        """The graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made again."""
+        """Returns the graphs of some clients of the fleet; what was prepared for the whole fleet is cut, not made
+        again."""
         rows = slice(chosen[0], chosen[-1] + 1) if contiguous(chosen) else chosen
         features = self.features[rows] if isinstance(self.features, Tensor) else self.features.select(chosen)
         picked = FleetGraph(self.neighbours.select(chosen), features, self.sizes[chosen])
@@ -225,7 +227,7 @@ class FleetGraph:
 
 
 def build_fleet_graph(graphs: Sequence[Graph], device: torch.device) -> FleetGraph:
-    """Put the graphs of some clients side by side on a device."""
+    """Puts the graphs of some clients side by side on a device."""
     nodes = padded_size(max(graph.nodes for graph in graphs), device)
     sizes = torch.tensor([graph.nodes for graph in graphs], device=device)
     rows = np.concatenate([graph.edges[0] + client * nodes for client, graph in enumerate(graphs)])

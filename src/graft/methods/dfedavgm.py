@@ -66,7 +66,7 @@ class DFedAvgM(PeerMethod):
         return replace(fleet.training, optimizer="momentum", momentum=self.momentum, optimizer_state="reset")
 
     def in_steps(self, fleet: Fleet, leaf: Tensor, size: Tensor) -> Tensor:
-        """Values in whole steps, rounded to the nearest, or stochastically to one of the two around."""
+        """Returns values in whole steps, rounded to the nearest, or stochastically to one of the two around."""
         tiny = torch.finfo(leaf.dtype).tiny  # for a peer whose model did not change: its steps have size 0
         exact = leaf / unsqueeze_to(size, leaf).clamp(min=tiny)
         offset: Tensor | float = 0.5
@@ -76,5 +76,5 @@ class DFedAvgM(PeerMethod):
 
     @property
     def most(self) -> int:
-        """The largest number of steps that the bits can represent."""
+        """Returns the largest number of steps that the bits can represent."""
         return (1 << (self.bits - 1)) - 1

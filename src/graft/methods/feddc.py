@@ -113,13 +113,13 @@ class FedDC(FedAvg):
         return loss if correction is None else loss + inner_product(weights, correction)
 
     def correction_of(self, fleet: Fleet, received: Weights) -> Tree | None:
-        """The correction of every gradient, if there is any."""
+        """Returns the correction of every gradient, if there is any."""
         if self.correction == "off" or (self.correction == "auto" and fleet.training.optimizer == "adam"):
             return None
         return map_tree(torch.sub, received["control"], fleet.state.control)
 
     @property
     def kept(self) -> list[str]:
-        """Fields of the state beside the model; clients have their own, the server has the mean."""
+        """Returns fields of the state beside the model; clients have their own, the server has the mean."""
         enabled = {"drift": self.drift, "control": self.correction != "off"}
         return [name for name, used in enabled.items() if used]

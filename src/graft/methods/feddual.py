@@ -68,7 +68,7 @@ class FedDual(PeerMethod):
         return {}
 
     def hidden(self, fleet: Fleet) -> Tree:
-        """The trained model with its update clipped and noise added."""
+        """Returns the trained model with its update clipped and noise added."""
         update = difference(fleet.state.trained, fleet.state.model)
         factor = (self.clip / inner_product(update, update).sqrt().clamp(min=torch.finfo().tiny)).clamp(max=1)
         scale = self.clip / self.epsilon
@@ -79,7 +79,7 @@ class FedDual(PeerMethod):
         return add_update(fleet.state.model, map_tree(noisy, update))
 
     def draw(self, fleet: Fleet, leaf: Tensor) -> Tensor:
-        """Noise of scale 1 in the shape of a leaf."""
+        """Returns noise of scale 1 in the shape of a leaf."""
         count = leaf[0].numel()
         if self.noise == "gaussian":
             return fleet.random.normal(count).view(leaf.shape)

@@ -75,7 +75,8 @@ class FedGTA(Method):
         return server.state.models  # type: ignore[no-any-return]
 
     def smoothed(self, fleet: Fleet, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Propagated predictions, and the same softened by the temperature; training nodes have their labels."""
+        """Returns propagated predictions, and the same softened by the temperature; training nodes have their
+        labels."""
         labelled = fleet.labels.masks[:, 0].unsqueeze(2)
         truth = functional.one_hot(fleet.labels.classes, logits.shape[2]).to(logits)
         propagated = self.propagate(fleet, torch.where(labelled, truth, logits.softmax(2)))
@@ -92,7 +93,7 @@ class FedGTA(Method):
         return labels
 
     def fingerprint(self, fleet: Fleet, chances: Tensor) -> Tensor:
-        """Moments of the predictions of each class over a client's nodes, in one row a client."""
+        """Returns moments of the predictions of each class over a client's nodes, in one row a client."""
         real, sizes = fleet.graph.real.unsqueeze(2), fleet.size.unsqueeze(1)
 
         def over_nodes(values: Tensor) -> Tensor:
@@ -103,7 +104,8 @@ class FedGTA(Method):
         return torch.cat([over_nodes(kind**order) for kind in kinds for order in range(1, self.orders + 1)], dim=1)
 
     def confidence(self, fleet: Fleet, chances: Tensor) -> Tensor:
-        """The confidence in all nodes, weighted by degree and summed; never negative, as -q ln q is at most 1/e.
+        """Returns the confidence in all nodes, weighted by degree and summed; never negative, as -q ln q is at most
+        1/e.
 
         Padding has degree 0, and so does not count.
         """
@@ -111,14 +113,14 @@ class FedGTA(Method):
         return (fleet.graph.degree * (chances.shape[2] / math.e - entropy)).sum(1)
 
     def partners(self, moments: Tensor) -> Tensor:
-        """Whose models make up the model of each client, [clients, clients]; everyone is its own partner."""
+        """Returns whose models make up the model of each client, [clients, clients]; everyone is its own partner."""
         directions = functional.normalize(moments.double(), dim=1)
         alike = (directions @ directions.T).clamp(max=1) > self.threshold
         return alike | torch.eye(len(moments), dtype=torch.bool, device=moments.device)
 
 
 def shares(partners: Tensor, confidence: Tensor) -> Tensor:
-    """The weights of each client's partners in its mean; rows add up to 1."""
+    """Returns the weights of each client's partners in its mean; rows add up to 1."""
     weights = partners * confidence.double().clamp(min=0)
     # Without edges nobody is confident; then all partners count alike.
     weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, partners)
@@ -126,7 +128,8 @@ def shares(partners: Tensor, confidence: Tensor) -> Tensor:
 
 
 def mix(models: Weights, shares: Tensor) -> Tree:
-    """A mean of stacked models for every row of shares; integers are not averaged, every client keeps its own."""
+    """Returns a mean of stacked models for every row of shares; integers are not averaged, every client keeps its
+    own."""
 
     def mean(leaf: Tensor) -> Tensor:
         return torch.tensordot(shares.to(leaf), leaf, dims=1) if leaf.is_floating_point() else leaf

@@ -157,7 +157,7 @@ class FedOMD(FedAvg):
         return self.alpha * departure(matrices).sum(1)
 
     def moments_of(self, fleet: Fleet, hidden: list[Tensor]) -> Tensor:
-        """Means and central moments of every hidden feature, [clients, layers, order, width]."""
+        """Returns means and central moments of every hidden feature, [clients, layers, order, width]."""
         real = fleet.graph.real
         return torch.stack([central_moments(layer, real, self.order) for layer in hidden], dim=1)
 
@@ -170,8 +170,8 @@ class FedOMDPaper(FedOMD):
 
 
 def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:
-    """The outputs of the hidden layers in training mode, or of the last alone where the others are not known, and the
-    logits."""
+    """Returns the outputs of the hidden layers in training mode, or of the last alone where the others are not known,
+    and the logits."""
     if isinstance(fleet.model, OrthoGCN):
         return fleet.model.outputs(weights, fleet.graph, fleet.random)
     output = fleet.forward(weights)
@@ -179,7 +179,8 @@ def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:
 
 
 def central_moments(hidden: Tensor, real: Tensor, order: int) -> Tensor:
-    """The mean and the central moments from 2 to `order` over the nodes of each client, [clients, order, width]."""
+    """Returns the mean and the central moments from 2 to `order` over the nodes of each client, [clients, order,
+    width]."""
     real = real.unsqueeze(2)
     count = real.sum(1)
     mean = (hidden * real).sum(1) / count
@@ -192,7 +193,7 @@ def central_moments(hidden: Tensor, real: Tensor, order: int) -> Tensor:
 
 
 def moments_around(point: Tensor, own: Tensor) -> Tensor:
-    """Moments from 2 on around another point than the own mean: a binomial sum of central ones, exact."""
+    """Returns moments from 2 on around another point than the own mean: a binomial sum of central ones, exact."""
     shift = own[:, :, 0] - point
     central = [torch.ones_like(shift), torch.zeros_like(shift), *own[:, :, 1:].unbind(2)]
     moments = [

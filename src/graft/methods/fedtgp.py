@@ -66,13 +66,15 @@ class FedTGP(PrototypeMethod):
         server.state.generator, server.state.optimizer = fitted.generator, states.generator
 
     def margin(self, prototypes: Tensor, owned: Tensor) -> Tensor:
-        """The largest distance of a class to its nearest class, at most `margin_cap`; 0 for fewer than two classes."""
+        """Returns the largest distance of a class to its nearest class, at most `margin_cap`; 0 for fewer than two
+        classes."""
         gaps = nearest_gaps(*owner_means(prototypes, owned))
         return gaps.masked_fill(gaps.isinf(), 0).amax().clamp(max=self.margin_cap)
 
 
 def nearest_gaps(means: Tensor, present: Tensor) -> Tensor:
-    """The distance of every class to its nearest present class; infinite for a class that has none or is absent."""
+    """Returns the distance of every class to its nearest present class; infinite for a class that has none or is
+    absent."""
     pairs = present.unsqueeze(1) & present & ~torch.eye(len(present), dtype=torch.bool, device=present.device)
     return distances(means, means).masked_fill(~pairs, float("inf")).amin(1)
 
@@ -106,6 +108,6 @@ class Generator(Model):
 
 
 def generate(weights: Weights) -> Tensor:
-    """The prototype of every class, [classes, width]."""
+    """Returns the prototype of every class, [classes, width]."""
     prototypes: Tensor = linear(torch.relu(linear(weights["classes"], weights["first"])), weights["second"])
     return prototypes.squeeze(0)

@@ -61,12 +61,12 @@ class FML(Method):
         return Tree(meme=pair.meme, **vote)
 
     def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
-        """The losses of the local model and of the meme."""
+        """Returns the losses of the local model and of the meme."""
         local = fleet.forward(pair["local"]).logits
         meme = fleet.forward(pair["meme"], fleet.architecture(self.meme)).logits
         return self.learn(fleet, local, meme, self.alpha), self.learn(fleet, meme, local, self.beta)
 
     def learn(self, fleet: Fleet, student: Tensor, teacher: Tensor, labels: float) -> Tensor:
-        """The loss of one of the two models: labels, and distillation from the other."""
+        """Returns the loss of one of the two models: labels, and distillation from the other."""
         distilled = divergence(teacher, student, fleet.node_mask(self.kd_nodes), self.temperature)
         return labels * fleet.cross_entropy(student) + (1 - labels) * distilled

@@ -61,7 +61,7 @@ class LGFedAvg(Method):
         return fleet.label_loss(weights)
 
     def shared(self, server: Server) -> Weights | None:
-        """A head alone is no model: encoders differ."""
+        """Returns the global model, if there is one: a head alone is no model, since encoders differ."""
         return server.state.shared if self.share == "all" else None
 
 

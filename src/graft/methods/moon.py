@@ -55,7 +55,7 @@ class MOON(FedAvg):
         return functional.softplus((unit(embedding) * backwards).sum(2) / self.temperature)
 
     def backwards(self, fleet: Fleet, received: Weights) -> Tensor:
-        """The last model's normalised embedding of every node less that of the received model."""
+        """Returns the last model's normalised embedding of every node less that of the received model."""
         positive, negative = (unit(fleet.predict(model).embedding) for model in (received, fleet.state.model))
         trained: Tensor = fleet.state.trained
         return (negative - positive) * trained.view(-1, 1, 1)

@@ -82,7 +82,7 @@ class OSGP(PeerMethod):
         return {}
 
     def divided(self, fleet: Fleet) -> Tree:
-        """Sums divided by masses; a peer with next to no mass keeps its model."""
+        """Returns sums divided by masses; a peer with next to no mass keeps its model."""
         mass, old = fleet.state.held.mass, trainable(fleet.state.model, frozenset())
 
         def quotient(sums: Tensor, before: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class PENS(PeerMethod):
         return {"links": equal_links(fleet, draw_peers(fleet.random, candidates, self.chosen))}
 
     def losses(self, fleet: Fleet, models: Weights, heard: Tensor) -> Tensor:
-        """The loss of every received model on the own nodes, [peers, senders]; infinite for the others."""
+        """Returns the loss of every received model on the own nodes, [peers, senders]; infinite for the others."""
         losses = torch.full(heard.shape, torch.inf, device=heard.device)
         # Peers receive different models, so each evaluates its first, then its second, and so on.
         order = heard.to(torch.int8).argsort(dim=1, descending=True, stable=True)
@@ -98,7 +98,7 @@ class PENS(PeerMethod):
         return mean_over(per_node, fleet.labels.masks[:, 0 if self.judge == "train" else 1])
 
     def good(self, fleet: Fleet) -> Tensor:
-        """A mask of the peers whose models were taken more often than by chance, [peers, federation]."""
+        """Returns a mask of the peers whose models were taken more often than by chance, [peers, federation]."""
         tried = max(1, min(self.sampled, fleet.federation - 1))
         good: Tensor = fleet.state.taken > fleet.state.tried * (min(self.chosen, tried) / tried)
         return good

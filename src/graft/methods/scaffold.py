@@ -79,7 +79,7 @@ class SCAFFOLD(FedAvg):
         return self.control == "gradient" or (self.control == "auto" and fleet.training.optimizer == "adam")
 
     def gradient(self, fleet: Fleet, weights: Weights) -> Tree:
-        """The gradient at some weights, without dropout, weight decay included as it is in every local step."""
+        """Returns the gradient at some weights, without dropout, weight decay included as it is in every local step."""
         tree = map_tree(lambda leaf: leaf.detach().clone(), weights)
         trained = dict(flatten(trainable(tree, fleet.model.frozen)))
         for leaf in trained.values():
@@ -113,7 +113,7 @@ def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weight
 
 
 def add_share(total: Weights, mean: Weights, share: float) -> Tree:
-    """A mean over all clients after a share of them changed by a mean; exact where all votes are equal."""
+    """Returns a mean over all clients after a share of them changed by a mean; exact where all votes are equal."""
     return map_tree(lambda leaf, change: leaf + share * change, total, mean)
 
 

@@ -42,12 +42,12 @@ __all__ = ["FAMILIES", "MODELS", "Model", "Output", "assign_models", "build_mode
 
 
 def list_models(text: str) -> list[str]:
-    """The entries of a family, or of a list as 'gcn,gat'."""
+    """Returns the entries of a family, or of a list as 'gcn,gat'."""
     return list(FAMILIES.get(text) or [name.strip() for name in text.split(",")])
 
 
 def parse_model(text: str) -> tuple[str, int | None]:
-    """The entry of the table and the depth in a name such as 'gcn4'; imports nothing.
+    """Returns the entry of the table and the depth in a name such as 'gcn4'; imports nothing.
 
     Your own model, as 'my_model.py:Net', has the depth that it has.
     """
@@ -69,7 +69,7 @@ def parse_model(text: str) -> tuple[str, int | None]:
 if not TYPE_CHECKING:  # a type checker would take it that any name exists
 
     def __getattr__(name: str) -> Any:
-        """Import what needs PyTorch when it is first used."""
+        """Imports what needs PyTorch when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module 'graft.models' has no attribute '{name}'")
         from importlib import import_module

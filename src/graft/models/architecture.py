@@ -18,7 +18,7 @@ from graft.tensors.trees import Tree, Weights
 
 
 class Output(NamedTuple):
-    """What a model says of every node of every client."""
+    """What a model predicts for every node of every client."""
 
     embedding: Tensor  # [clients, nodes, width], after the activation, before dropout
     logits: Tensor  # [clients, nodes, classes]
@@ -33,25 +33,26 @@ class Model:
     kinds: Mapping[str, range] = MappingProxyType({})  # which clients have a branch of the weights, if not all have all
 
     def start(self, generator: torch.Generator) -> Tree:
-        """Initial weights of one client."""
+        """Returns the initial weights of one client."""
         raise NotImplementedError
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
-        """Predictions of stacked weights; with a random stream in training mode, without it in evaluation mode."""
+        """Returns predictions of stacked weights; with a random stream in training mode, without it in evaluation
+        mode."""
         raise NotImplementedError
 
     def forward_train_eval(self, weights: Weights, graph: FleetGraph, random: Stream) -> tuple[Output, Output]:
-        """Predictions in training mode, and in evaluation mode without gradient."""
+        """Returns predictions in training mode, and in evaluation mode without gradient."""
         training = self(weights, graph, random)
         with torch.no_grad():
             return training, self(weights, graph)
 
     def forward_at(self, weights: Weights, rows: NodeSubset, random: Stream | None = None) -> Output:
-        """What it says of some nodes alone; what they do not depend on need not be worked out."""
+        """Returns the outputs at some nodes alone; what they do not depend on need not be computed."""
         return Output(*map(rows.gather, self(weights, rows.graph, random)))
 
     def select(self, chosen: Sequence[int]) -> Model:  # noqa: ARG002
-        """The model of some clients of a fleet."""
+        """Returns the model of some clients of a fleet."""
         return self
 
 
@@ -67,7 +68,7 @@ class LayeredModel(Model):
     head: str = "linear"
 
     kind: ClassVar[str] = ""
-    supports_rows: ClassVar[bool] = True  # whether a layer can be asked about some nodes alone
+    supports_rows: ClassVar[bool] = True  # whether a layer can be restricted to some nodes
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -75,7 +76,7 @@ class LayeredModel(Model):
 
     @property
     def hidden(self) -> int:
-        """How many layers come before the head."""
+        """Returns how many layers come before the head."""
         return self.depth if self.head == "linear" else self.depth - 1
 
     def start(self, generator: torch.Generator) -> Tree:
@@ -94,12 +95,12 @@ class LayeredModel(Model):
 
     @property
     def is_layered(self) -> bool:
-        """Whether it is made of `first_layer` and `later_layers`, and not a model with a shape of its own."""
+        """Returns whether it is made of `first_layer` and `later_layers`, and not a model with a shape of its own."""
         return type(self).__call__ is LayeredModel.__call__
 
     @property
     def single_layer(self) -> bool:
-        """Whether no layer after the first looks at the graph."""
+        """Returns whether no layer after the first propagates along edges."""
         return self.hidden == 1 and self.head == "linear"
 
     def forward_at(self, weights: Weights, rows: NodeSubset, random: Stream | None = None) -> Output:
@@ -117,7 +118,7 @@ class LayeredModel(Model):
             return training, self.later_layers(weights, graph, first)
 
     def first_layer(self, weights: Weights, graph: FleetGraph | NodeSubset) -> Tensor:
-        """What the first layer says: all that comes before the first dropout, the same in training and evaluation."""
+        """Returns the output of the first layer: all before any dropout, so the same in training and evaluation."""
         return torch.relu(self.layer(weights["layer0"], graph, graph.features))
 
     def later_layers(
@@ -164,11 +165,11 @@ class LayeredModel(Model):
         raise NotImplementedError
 
     def start_head(self, inputs: int, generator: torch.Generator) -> Tree:
-        """The weights of a convolutional head."""
+        """Returns the weights of a convolutional head."""
         return self.start_layer(inputs, self.classes, generator)
 
     def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
-        """One layer without activation; `hidden` is of all nodes, and may be the fleet's sparse features."""
+        """Applies one layer without activation; `hidden` is of all nodes, and may be the fleet's sparse features."""
         raise NotImplementedError
 
 
@@ -178,21 +179,21 @@ def glorot(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
 
 
 def start_linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
-    """A linear layer as PyTorch starts it; the weight is [inputs, outputs]."""
+    """Returns the weights of a linear layer as PyTorch initialises them; the weight is [inputs, outputs]."""
     bound = inputs**-0.5
     weight = torch.empty(inputs, outputs).uniform_(-bound, bound, generator=generator)
     return Tree(weight=weight, bias=torch.empty(outputs).uniform_(-bound, bound, generator=generator))
 
 
 def project(hidden: Any, weight: Tensor) -> Tensor:
-    """The product of every client's nodes, dense or sparse, with that client's weight matrix."""
+    """Returns the product of every client's nodes, dense or sparse, with that client's weight matrix."""
     if isinstance(hidden, Tensor) and weight.stride(0) == 0:  # one matrix for all clients need not be written out
         return hidden @ weight[0]
     return stacked_product(hidden, weight) if isinstance(hidden, Tensor) else hidden @ weight
 
 
 def propagate(graph: FleetGraph | NodeSubset, matrix: str, hidden: Any, weight: Tensor, steps: int = 1) -> Tensor:
-    """Some products of a matrix of the graph, by its name, with what `project` gives."""
+    """Returns `project` propagated: multiplied by a matrix of the graph, by its name, `steps` times."""
     propagated = graph.propagated_features(matrix, steps) if hidden is graph.features else None
     if propagated is not None:
         return project(propagated, weight)
@@ -211,7 +212,7 @@ def propagate(graph: FleetGraph | NodeSubset, matrix: str, hidden: Any, weight: 
 
 
 def project_subset(graph: FleetGraph | NodeSubset, hidden: Any, weight: Tensor) -> Tensor:
-    """What `project` gives for the nodes that are asked about."""
+    """Returns what `project` gives, restricted to the nodes of a subset."""
     if not isinstance(graph, NodeSubset):
         return project(hidden, weight)
     return (

@@ -22,7 +22,7 @@ __all__ = ["Model", "Output", "assign_models", "build_model"]
 def build_model(
     model: str | nn.Module | Model, features: int, classes: int, *, seed: int = 0, **settings: Any
 ) -> Model:
-    """The architecture of a name such as 'gcn' or 'gcn4' (the number is the depth), or around your own module.
+    """Returns the architecture of a name such as 'gcn' or 'gcn4' (the number is the depth), or around your own module.
 
     The seed is for modules that draw their initial weights when they are made.
     """
@@ -43,7 +43,7 @@ def build_model(
 
 
 def build_own(entry: Any, name: str, features: int, classes: int, seed: int, settings: dict[str, Any]) -> Model:
-    """What your own class or function makes of a number of features and of classes."""
+    """Returns what your own class or function makes of a number of features and of classes."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_for(seed, 0, "module", MODELS.label(name)))
         try:
@@ -74,7 +74,8 @@ def build_layered(kind: type[LayeredModel], name: str, features: int, classes: i
 
 
 def accepted(entry: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the experiment, as width and dropout, that your own class or function has a parameter for."""
+    """Returns the settings of the experiment, as width and dropout, that your own class or function has a parameter
+    for."""
     parameters = inspect.signature(entry).parameters
     return {name: value for name, value in settings.items() if name in parameters}
 
@@ -86,7 +87,7 @@ def assign_models(
     classes: int,
     **settings: Any,
 ) -> list[Model]:
-    """One architecture a client: client k gets entry k modulo the number of entries."""
+    """Returns one architecture a client: client k gets entry k modulo the number of entries."""
     if isinstance(models, str):
         models = list_models(models)
     if isinstance(models, nn.Module | Model):

@@ -50,7 +50,7 @@ class OrthoGCN(LayeredModel):
         return Output(hidden[-1], logits)
 
     def outputs(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> tuple[list[Tensor], Tensor]:
-        """The outputs of all hidden layers, after the activation and before dropout, and the logits."""
+        """Returns the outputs of all hidden layers, after the activation and before dropout, and the logits."""
         hidden = [torch.relu(self.layer(weights["layer0"], graph, graph.features))]
         for index in range(1, self.hidden):
             inputs = self.apply_dropout(hidden[-1], random)
@@ -66,13 +66,13 @@ class OrthoGCN(LayeredModel):
         return add_bias(propagate(graph, "normalised", hidden, weights["weight"]), weights)
 
     def inner(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
-        """A layer between the first and the head."""
+        """Applies a layer between the first and the head."""
         if not self.orthogonal:
             return self.layer(weights, graph, hidden)
         return graph.normalised @ project(hidden, self.effective(weights["weight"]))
 
     def effective(self, weight: Tensor) -> Tensor:
-        """The matrix that an orthogonal layer applies."""
+        """Returns the matrix that an orthogonal layer applies."""
         identity = torch.eye(weight.shape[-1], dtype=weight.dtype, device=weight.device)
         blended = self.hybrid * weight + (1 - self.hybrid) * identity
         if self.center:
@@ -80,7 +80,8 @@ class OrthoGCN(LayeredModel):
         return orthogonalised(blended, self.newton_steps)
 
     def inner_weights(self, weights: Weights) -> Tensor:
-        """The raw matrices of the orthogonal layers, [clients, layers, width, width]; none where they are plain."""
+        """Returns the raw matrices of the orthogonal layers, [clients, layers, width, width]; none where they are
+        plain."""
         layers = range(1, self.hidden) if self.orthogonal else ()
         if not layers:
             first: Tensor = weights["layer0"]["weight"]
@@ -89,7 +90,7 @@ class OrthoGCN(LayeredModel):
 
 
 def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
-    """The orthogonal factor U V^T of U S V^T by Newton's iteration, for a matrix no wider than it is tall.
+    """Returns the orthogonal factor U V^T of U S V^T by Newton's iteration, for a matrix no wider than it is tall.
 
     The first line bounds all singular values by 1, where the iteration converges. It keeps correcting itself, unlike
     the form that iterates on a separate inverse root, which was seen to diverge in single precision.
@@ -101,7 +102,8 @@ def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
 
 
 def departure(matrices: Tensor) -> Tensor:
-    """The distance of square matrices from orthogonality, ||W W^T - I||_F, not squared; its gradient at 0 is 0."""
+    """Returns the distance of square matrices from orthogonality, ||W W^T - I||_F, not squared; its gradient at 0 is
+    0."""
     identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     distance: Tensor = torch.linalg.matrix_norm(matrices @ matrices.mT - identity)
     return distance

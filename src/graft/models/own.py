@@ -27,7 +27,7 @@ class OwnModel(Model):
         return repr(self.module)
 
     def start(self, generator: torch.Generator) -> Tree:  # noqa: ARG002
-        """The module's own state dict, as it was initialised by its author."""
+        """Returns the module's own state dict, as it was initialised by its author."""
         return unflatten(
             {name.replace(".", "/"): value.detach().clone() for name, value in self.module.state_dict().items()}
         )

@@ -46,7 +46,7 @@ class SGC(LayeredModel):
         return first
 
     def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Tensor) -> Tensor:
-        """The convolutional head: the last step of propagation, then the classifier."""
+        """Applies the convolutional head: the last step of propagation, then the classifier."""
         return linear(graph.normalised @ hidden, weights)
 
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:

@@ -9,6 +9,6 @@ from torch import Tensor
 
 
 def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    """The tensor that `function.apply` returns, whose types PyTorch does not declare."""
+    """Returns the tensor that `function.apply` returns, whose types PyTorch does not declare."""
     output: Tensor = cast(Any, function).apply(*arguments)
     return output

@@ -215,7 +215,7 @@ LONGEST_ROW = 1024  # entries of a row that one warp should go through, at the m
 
 @cache
 def compile_kernel(source: str, name: str) -> Any:
-    """A compiled kernel, or None where none can be compiled."""
+    """Returns a compiled kernel, or None where none can be compiled."""
     try:
         return torch.cuda._compile_kernel(source, name)
     except (AttributeError, OSError, RuntimeError) as error:
@@ -226,7 +226,7 @@ def compile_kernel(source: str, name: str) -> Any:
 def product(
     starts: Tensor, columns: Tensor, values: Tensor | None, dense: Tensor, order: Tensor | None = None
 ) -> Tensor | None:
-    """A sparse matrix without long rows times a dense one; None where there is no such kernel.
+    """Returns a sparse matrix without long rows times a dense one; None where there is no such kernel.
 
     The value of entry e is values[order[e]], where there is an order.
     """
@@ -244,28 +244,28 @@ def product(
 
 
 def vector_width(width: int, *tensors: Tensor) -> int:
-    """The number of columns that a thread can load at once."""
+    """Returns the number of columns that a thread can load at once."""
     return 4 if width % 4 == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in tensors) else 1
 
 
 def warp_grid(rows: int) -> tuple[int, int, int]:
-    """A grid with a warp for every row."""
+    """Returns a grid with a warp for every row."""
     return -(-rows * 32 // BLOCK), 1, 1
 
 
 def or_null(values: Tensor | None, like: Tensor) -> Tensor:
-    """The values, or an empty tensor of the same dtype, which a kernel sees as a null pointer."""
+    """Returns the values, or an empty tensor of the same dtype, which a kernel sees as a null pointer."""
     return like.new_empty(0) if values is None else values.contiguous()
 
 
 def supports_attention(values: Tensor) -> bool:
-    """Whether there are attention kernels for such values."""
+    """Returns whether there are attention kernels for such values."""
     return values.is_cuda and values.dtype == torch.float32 and attention_kernel("row_sums") is not None
 
 
 @cache
 def attention_kernel(name: str, vector: int = 1) -> Any:
-    """One of the kernels of ATTENTION, for vectors of so many columns."""
+    """Returns one of the kernels of ATTENTION, for vectors of so many columns."""
     kind, axes = PARTS[vector]
     dot = " ".join(f"to_alpha += left{axis} * right{axis};" for axis in axes)
     return compile_kernel(ATTENTION.replace("PART", kind).replace("DOT", dot), name)
@@ -274,7 +274,7 @@ def attention_kernel(name: str, vector: int = 1) -> Any:
 def attention_weights(
     starts: Tensor, columns: Tensor, kept: Tensor | None, target: Tensor, source: Tensor, slope: float
 ) -> Tensor:
-    """The attention weight of every entry, [entries]; `target` and `source` are one number a row."""
+    """Returns the attention weight of every entry, [entries]; `target` and `source` are one number a row."""
     out, rows = target.new_empty(len(columns)), len(starts) - 1
     arguments = [starts, columns, or_null(kept, out), target, source, out, rows, slope]
     attention_kernel("attention_weights")(warp_grid(rows), (BLOCK, 1, 1), arguments)
@@ -291,7 +291,8 @@ def attention_weights_backward(
     values: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of each entry's target + source and of targets, from the gradient of the rows, [rows, width]."""
+    """Returns the gradients of each entry's target + source and of targets, from the gradient of the rows, [rows,
+    width]."""
     rows, width = gradient.shape
     vector = vector_width(width, gradient, values)
     out, to_target = torch.empty_like(alpha), torch.empty_like(target)
@@ -301,7 +302,7 @@ def attention_weights_backward(
 
 
 def row_sums(starts: Tensor, values: Tensor, order: Tensor) -> Tensor:
-    """The sum over each row of one value an entry, where the value of entry e is values[order[e]]."""
+    """Returns the sum over each row of one value an entry, where the value of entry e is values[order[e]]."""
     rows = len(starts) - 1
     out = values.new_empty(rows)
     attention_kernel("row_sums")(warp_grid(rows), (BLOCK, 1, 1), [starts, values, order, out, rows])
@@ -310,7 +311,7 @@ def row_sums(starts: Tensor, values: Tensor, order: Tensor) -> Tensor:
 
 @cache
 def product_kernel(lanes: int, vector: int) -> Any:
-    """The kernel of PRODUCT for so many threads an entry, each with a vector of so many columns."""
+    """Returns the kernel of PRODUCT for so many threads an entry, each with a vector of so many columns."""
     kind, axes = PARTS[vector]
     name = f"product_{lanes}_{vector}"
     add = " ".join(f"sum{axis} += weight * term{axis};" for axis in axes)
@@ -322,7 +323,7 @@ def product_kernel(lanes: int, vector: int) -> Any:
 
 
 def draw_bits(keys: Tensor, draws: int, count: int) -> Tensor | None:
-    """The numbers of `Stream.bits`; None where there is no such kernel."""
+    """Returns the numbers of `Stream.bits`; None where there is no such kernel."""
     launch = compile_kernel(DRAWS, "bits")
     if launch is None or count == 0:
         return None
@@ -334,8 +335,8 @@ def draw_bits(keys: Tensor, draws: int, count: int) -> Tensor | None:
 def dropout(
     keys: Tensor, draws: int, values: Tensor, nodes: Tensor | None, size: int, least: int, scale: float
 ) -> Tensor | None:
-    """Values [owners, rows, width] times `scale` where `Stream.keep` keeps them, zero elsewhere; rows are those of all
-    nodes, or of these, [owners, rows]. None where there is no such kernel."""
+    """Returns values [owners, rows, width] times `scale` where `Stream.keep` keeps them, zero elsewhere; rows are those
+    of all nodes, or of these, [owners, rows]. None where there is no such kernel."""
     launch = compile_kernel(DRAWS, "dropout")
     if launch is None or values.numel() == 0:
         return None
@@ -349,7 +350,7 @@ def dropout(
 
 
 def supports_adam(leaves: Iterable[Tensor]) -> bool:
-    """Whether `adam` can update all these leaves."""
+    """Returns whether `adam` can update all these leaves."""
     return (
         all(leaf.is_cuda and leaf.dtype == torch.float32 for leaf in leaves)
         and compile_kernel(ADAM, "adam") is not None

@@ -44,7 +44,7 @@ class RowSelection(Protocol):
 
 
 def seed_for(*parts: int | str) -> int:
-    """A 63-bit seed of its own for every combination of run, round, client, step or purpose."""
+    """Returns a 63-bit seed of its own for every combination of run, round, client, step or purpose."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -44,8 +44,8 @@ class BlockSparse:
         return self.columns.numel()
 
     def with_values(self, values: Tensor | None, transposed: Tensor | None = None) -> BlockSparse:
-        """The matrix of the same pattern with other values; the pattern must be symmetric, as graphs are, and so must
-        the values be, unless those of the transpose are given too."""
+        """Returns the matrix of the same pattern with other values; the pattern must be symmetric, as graphs are, and
+        so must the values be, unless those of the transpose are given too."""
         forward = self._same_pattern(values)
         forward.symmetric = transposed is None
         if transposed is not None:
@@ -62,7 +62,7 @@ class BlockSparse:
 
     @cached_property
     def row_of(self) -> Tensor:
-        """The row of every entry."""
+        """Returns the row of every entry."""
         if self._pattern is not None:
             return self._pattern.row_of
         counts = self.starts.diff()
@@ -71,7 +71,7 @@ class BlockSparse:
 
     @cached_property
     def transpose_permutation(self) -> Tensor:
-        """The permutation of this matrix's entries that gives those of the transpose."""
+        """Returns the permutation of this matrix's entries that gives those of the transpose."""
         if self._pattern is not None:
             return self._pattern.transpose_permutation
         key = self.columns.long() * (self.blocks * self.rows) + self.row_of
@@ -79,7 +79,7 @@ class BlockSparse:
 
     @property
     def transpose(self) -> BlockSparse:
-        """The transpose, block by block; kept, so that its transpose is this matrix."""
+        """Returns the transpose, block by block; kept, so that its transpose is this matrix."""
         if self.symmetric:
             return self
         transpose = (self._transpose_of and self._transpose_of()) or self._transpose
@@ -100,13 +100,13 @@ class BlockSparse:
 
     @cached_property
     def stacked(self) -> BlockSparse:
-        """The matrix with its blocks on top of each other instead of along a diagonal."""
+        """Returns the matrix with its blocks on top of each other instead of along a diagonal."""
         return BlockSparse(
             self.starts, self.columns % self.width, self.values, 1, (self.blocks * self.rows, self.width)
         )
 
     def times(self, dense: Tensor) -> Tensor:
-        """The product with [blocks, width, d], without gradient."""
+        """Returns the product with [blocks, width, d], without gradient."""
         if self.blocks > 1 and dense.stride(0) == 0:  # the same for every block: no need to write it out
             return self.stacked.times(dense[:1]).view(self.blocks, self.rows, -1)
         flat = dense.reshape(self.blocks * self.width, -1)
@@ -125,13 +125,13 @@ class BlockSparse:
 
     @cached_property
     def _has_short_rows(self) -> bool:
-        """Whether no row is so long that several groups of threads should share it."""
+        """Returns whether no row is so long that several groups of threads should share it."""
         if self._pattern is not None:
             return self._pattern._has_short_rows
         return int(self.starts.diff().max()) <= kernels.LONGEST_ROW
 
     def dense(self) -> Tensor:
-        """The blocks as a dense tensor, [blocks, rows, width]."""
+        """Returns the blocks as a dense tensor, [blocks, rows, width]."""
         full = torch.zeros(self.blocks * self.rows, self.width, device=self.columns.device)
         full[self.row_of, self.columns.long() % self.width] = 1.0 if self.values is None else self.values
         return full.view(self.blocks, self.rows, self.width)
@@ -143,13 +143,13 @@ class BlockSparse:
 
     @cached_property
     def _bounds(self) -> Tensor:
-        """The offsets of the blocks' entries, on the CPU."""
+        """Returns the offsets of the blocks' entries, on the CPU."""
         if self._pattern is not None:
             return self._pattern._bounds
         return self.starts[:: self.rows].long().cpu()
 
     def entries_of(self, chosen: list[int]) -> Tensor | slice:
-        """The positions of the entries of some blocks, in the order given."""
+        """Returns the positions of the entries of some blocks, in the order given."""
         if contiguous(chosen):
             return slice(int(self._bounds[chosen[0]]), int(self._bounds[chosen[-1] + 1]))
         blocks = torch.tensor(chosen)
@@ -159,17 +159,18 @@ class BlockSparse:
         return positions + self._repeat_per_entry(stop - ends, blocks)
 
     def values_of(self, chosen: list[int]) -> Tensor | None:
-        """The values of some blocks, in the order given."""
+        """Returns the values of some blocks, in the order given."""
         return None if self.values is None else self.values[self.entries_of(chosen)]
 
     def _repeat_per_entry(self, values: Tensor, blocks: Tensor) -> Tensor:
-        """Values of blocks repeated for each of their entries; counts are on the CPU, so nothing waits for a device."""
+        """Returns values of blocks repeated for each of their entries; counts are on the CPU, so nothing waits for a
+        device."""
         counts = self._bounds[blocks + 1] - self._bounds[blocks]
         device = self.columns.device
         return torch.repeat_interleave(values.to(device), counts.to(device), output_size=int(counts.sum()))
 
     def select(self, chosen: list[int]) -> BlockSparse:
-        """The matrix of some of the blocks, in the order given; a block may be taken more than once."""
+        """Returns the matrix of some of the blocks, in the order given; a block may be taken more than once."""
         selected = self._select_blocks(chosen)
         selected.symmetric = self.symmetric
         if not self.symmetric:  # training will need it, and it is sorted once here instead of in every selection
@@ -191,7 +192,7 @@ class BlockSparse:
         return BlockSparse(starts, columns, values, len(chosen), (self.rows, self.width))
 
     def select_rows(self, rows: Tensor, real: Tensor) -> BlockSparse:
-        """The matrix of some rows of every block, [blocks, some]; one that is padding has no entries."""
+        """Returns the matrix of some rows of every block, [blocks, some]; one that is padding has no entries."""
         first = torch.arange(self.blocks, device=rows.device)[:, None] * self.rows
         chosen = (rows + first).flatten()
         counts = self.starts.diff()[chosen] * real.flatten()
@@ -204,18 +205,18 @@ class BlockSparse:
         return BlockSparse(starts, self.columns[entries], values, self.blocks, (rows.shape[1], self.width))
 
     def row_sums(self, values: Tensor) -> Tensor:
-        """The sum over each row of one value an entry, [blocks * rows]."""
+        """Returns the sum over each row of one value an entry, [blocks * rows]."""
         ones = values.new_ones(self.blocks, self.width, 1)
         return self.with_values(values).times(ones).flatten()
 
 
 def contiguous(chosen: list[int]) -> bool:
-    """Whether these are consecutive numbers."""
+    """Returns whether these are consecutive numbers."""
     return chosen == list(range(chosen[0], chosen[-1] + 1))
 
 
 def stacked_product(dense: Tensor, weight: Tensor) -> Tensor:
-    """The batched product of dense matrices, `dense @ weight`, in the form that is fastest on the device."""
+    """Returns the batched product of dense matrices, `dense @ weight`, in the form that is fastest on the device."""
     _, inputs, outputs = weight.shape
     if weight.is_cuda and dense.shape[1] >= MANY_NODES:
         return apply_function(_TallProduct, dense, weight)
@@ -229,7 +230,7 @@ MANY_NODES = 4096  # nodes of a client from which on that is worth it
 
 
 def padded_size(nodes: int, device: torch.device) -> int:
-    """The number of nodes, padded so that they can be viewed as chunks without a copy."""
+    """Returns the number of nodes, padded so that they can be viewed as chunks without a copy."""
     return -(-nodes // CHUNK_NODES) * CHUNK_NODES if device.type == "cuda" and nodes >= MANY_NODES else nodes
 
 
@@ -273,7 +274,7 @@ class _TransposedProduct(torch.autograd.Function):
 
 
 def csr(starts: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
-    """A `torch.sparse_csr_tensor` without warnings and checks: the patterns here are right by construction."""
+    """Returns a `torch.sparse_csr_tensor` without warnings and checks: the patterns here are right by construction."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse")
         return torch.sparse_csr_tensor(starts, columns, values, size=size, check_invariants=False)
@@ -291,7 +292,7 @@ class _Product(torch.autograd.Function):
 
 
 def attention(pattern: BlockSparse, target: Tensor, source: Tensor, values: Tensor, slope: float) -> Tensor:
-    """The mean of each node's neighbours' values, weighted by softmax(leaky_relu(target + source)).
+    """Returns the mean of each node's neighbours' values, weighted by softmax(leaky_relu(target + source)).
 
     `target` and `source` are [blocks, rows], `values` [blocks, rows, d]; the pattern is symmetric, and every row
     has an entry that is not zero.
@@ -354,7 +355,7 @@ class _Attention(torch.autograd.Function):
 def attention_backward(
     pattern: BlockSparse, saved: tuple[Tensor, ...], gradient: Tensor, slope: float
 ) -> tuple[None, Tensor, Tensor, Tensor, None]:
-    """The gradients of attention, by kernels of our own."""
+    """Returns the gradients of attention, by kernels of our own."""
     target, source, alpha, values = saved
     starts, columns, order = pattern.starts, pattern.columns, pattern.transpose_permutation
     flat, width = gradient.flatten(0, 1), gradient.shape[2]

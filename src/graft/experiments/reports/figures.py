@@ -19,7 +19,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]  # curve -> x, value
 
 
 def bars(panels: Sequence[tuple[str, Bars]]) -> str:
-    """A bar chart of each panel; the axis begins near the lowest bar, so compare tops, not areas."""
+    """Returns a bar chart of each panel; the axis begins near the lowest bar, so compare tops, not areas."""
     width = max(26 * max(len(values) for _, values in panels) + 10, 150)
     parts: list[str] = []
     for number, (title, values) in enumerate(panels):
@@ -133,7 +133,7 @@ def heat_maps(maps: Sequence[Heat]) -> str:
 
 
 def short_number(value: float) -> str:
-    """A number in at most five characters."""
+    """Returns a number in at most five characters."""
     return f"{value:.0f}" if float(value).is_integer() and value > 1 else f"{value:.2f}"
 
 
@@ -141,22 +141,22 @@ def short_number(value: float) -> str:
 
 
 def panel_left(number: int, width: float) -> float:
-    """The left edge of a panel's axis."""
+    """Returns the left edge of a panel's axis."""
     return LEFT + number * (width + LEFT + GAP)
 
 
 def curve_names(panels: Sequence[tuple[str, Points]] | Sequence[tuple[str, Series]]) -> list[str]:
-    """The names of all curves, each once, in the order in which they appear."""
+    """Returns the names of all curves, each once, in the order in which they appear."""
     return list(dict.fromkeys(name for _, curves in panels for name in curves))
 
 
 def colour_of(index: int) -> str:
-    """The colour of a curve or bar; colours repeat after six."""
+    """Returns the colour of a curve or bar; colours repeat after six."""
     return COLOURS[index % len(COLOURS)]
 
 
 def dash_style(index: int) -> str:
-    """The dashes of a curve, from the seventh on, where colours repeat."""
+    """Returns the dashes of a curve, from the seventh on, where colours repeat."""
     return ' stroke-dasharray="5 3"' if index >= len(COLOURS) else ""
 
 
@@ -176,7 +176,7 @@ def legend(parts: list[str], names: Sequence[str]) -> int:
 def draw_axis(
     parts: list[str], left: float, width: float, title: str, values: Sequence[tuple[float, ...]]
 ) -> Callable[[float], float]:
-    """Draw a panel's title, grid and vertical axis; returns the function from an accuracy to its y coordinate."""
+    """Draws a panel's title, grid and vertical axis; returns the function from an accuracy to its y coordinate."""
     low = min(value - deviation for value, deviation in values)
     high = max(value + deviation for value, deviation in values)
     step = nice_step((high - low) / 4)
@@ -196,7 +196,7 @@ def draw_axis(
 
 
 def label_axis(parts: list[str], left: float, ticks: Sequence[tuple[float, str]], label: str) -> None:
-    """Draw the numbers along a panel's horizontal axis, and its label below them."""
+    """Draws the numbers along a panel's horizontal axis, and its label below them."""
     for x, text in ticks:
         parts.append(f'<text x="{x:.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{text}</text>')
     middle = left + PANEL_WIDTH / 2
@@ -204,7 +204,7 @@ def label_axis(parts: list[str], left: float, ticks: Sequence[tuple[float, str]]
 
 
 def nice_step(rough: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least so large."""
+    """Returns the smallest of 1, 2 and 5 times a power of ten that is at least so large."""
     power = math.pow(10, math.floor(math.log10(max(rough, 0.05))))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
@@ -214,7 +214,7 @@ def whisker(x: float, low: float, high: float, colour: str) -> str:
 
 
 def picture(parts: Sequence[str], panels: int, width: float, label: str, below: int = SPACE_BELOW) -> str:
-    """The SVG of panels side by side, with so much space below them."""
+    """Returns the SVG of panels side by side, with so much space below them."""
     return svg(parts, panels * (width + LEFT + GAP) + GAP, TOP + HEIGHT + below, label)
 
 

@@ -32,7 +32,7 @@ Report = Callable[[str], None]  # told of every column that is done
 def write_portrait(
     portrait: Portrait, name: str, out: Path, datasets: Sequence[str], clients: Sequence[int], report: Report
 ) -> list[Path]:
-    """Write figure.svg, table.csv and portrait.html for the chosen columns."""
+    """Writes figure.svg, table.csv and portrait.html for the chosen columns."""
     panels: list[Heat] = []
     table: list[Sequence[Any]] = []
     for dataset in datasets:
@@ -67,7 +67,7 @@ def write_portrait(
 def describe_clients(
     portrait: Portrait, experiment: Experiment, federation: Federation, column: str
 ) -> tuple[list[Heat], list[Sequence[Any]]]:
-    """The heat maps of a federation, and a row of numbers for each client."""
+    """Returns the heat maps of a federation, and a row of numbers for each client."""
     cards = federation.card["per_client"]
     structure = [metrics(graph, card) for graph, card in zip(federation.clients, cards, strict=True)]
     clients = [str(card["client"]) for card in cards]
@@ -94,7 +94,7 @@ METRICS = ("nodes", "edges", "mean degree", "components", "isolated", "homophily
 
 
 def metrics(graph: Graph, card: dict[str, Any]) -> list[float]:
-    """The values of `METRICS` for one client."""
+    """Returns the values of `METRICS` for one client."""
     links = adjacency(graph.nodes, graph.edges)
     degree = np.asarray(links.sum(1)).ravel()
     wedges = (degree * (degree - 1)).sum()
@@ -119,7 +119,7 @@ def min_max_scaled(rows: list[list[float]]) -> list[list[float | None]]:
 
 
 def leave_one_out(client: int, experiment: Experiment, federation: Federation, column: str, classes: list[str]) -> Heat:
-    """The accuracy of FedAvg's global model on each class when it was trained with and without one client."""
+    """Returns the accuracy of FedAvg's global model on each class when it was trained with and without one client."""
     others = federation.clients[:client] + federation.clients[client + 1 :]
     rest = replace(
         federation,
@@ -136,7 +136,7 @@ def leave_one_out(client: int, experiment: Experiment, federation: Federation, c
 
 
 def class_accuracy(experiment: Experiment, federation: Federation, model: Any) -> list[float | None]:
-    """The accuracy of a global model on each class, over the test nodes of all clients."""
+    """Returns the accuracy of a global model on each class, over the test nodes of all clients."""
     method = make_method("fedavg", {})
     engine = InProcess(build_setup(experiment, method, federation))
     classes = federation.graph.classes

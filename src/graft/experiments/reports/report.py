@@ -36,7 +36,7 @@ LinkWeights = dict[tuple[int, int], float]  # (to, from) -> weight
 
 
 def write_report(directory: Path, drawn: Sequence[int] | None = None) -> Path:
-    """Write report.html of a finished run, one file without scripts; `drawn` are the rounds whose links it shows."""
+    """Writes report.html of a finished run, one file without scripts; `drawn` are the rounds whose links it shows."""
     run = RunDirectory(directory)
     result, rounds = run.read_record()
     write_text(run.report, page(result, rounds, drawn))
@@ -44,7 +44,7 @@ def write_report(directory: Path, drawn: Sequence[int] | None = None) -> Path:
 
 
 def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]], drawn: Sequence[int] | None = None) -> str:
-    """The HTML of a run's report."""
+    """Returns the HTML of a run's report."""
     accuracy = result["accuracy"]
     title = f"{result['method']} on {result['dataset']}, {result['clients']} clients, seed {result['seed']}"
     facts = [
@@ -126,7 +126,7 @@ def accuracy_curves(rounds: Sequence[dict[str, Any]], width: int = 720, height: 
 
 
 def method_details(rounds: Sequence[dict[str, Any]]) -> str:
-    """A table of what the method recorded in its rounds, a row a quantity."""
+    """Returns a table of what the method recorded in its rounds, a row a quantity."""
     details: dict[str, list[float]] = defaultdict(list)
     for record in rounds:
         for name, value in record.get("details", {}).items():
@@ -144,7 +144,7 @@ def method_details(rounds: Sequence[dict[str, Any]]) -> str:
 
 
 def finite_numbers(value: Any) -> Iterator[float]:
-    """All finite numbers in a recorded value, at any depth."""
+    """Returns all finite numbers in a recorded value, at any depth."""
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from finite_numbers(part)
@@ -153,14 +153,15 @@ def finite_numbers(value: Any) -> Iterator[float]:
 
 
 def busiest_peers(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The most that one peer sent and received in a round, as facts of the page."""
+    """Returns the most that one peer sent and received in a round, as facts of the page."""
     verbs = {"busiest_sender_bytes": "sent", "busiest_receiver_bytes": "received"}
     most = {field: max((record["details"].get(field, 0) for record in rounds), default=0) for field in verbs}
     return [(f"Most that one peer {verb} in a round", readable_bytes(most[field])) for field, verb in verbs.items()]
 
 
 def link_networks(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence[int] | None = None) -> str:
-    """The links of some rounds as SVG: of the first, the middle and the last one, unless others are asked for."""
+    """Returns the links of some rounds as SVG: of the first, the middle and the last one, unless others are asked
+    for."""
     linked = {record["round"]: record for record in rounds if record.get("links")}
     if not linked:
         return ""
@@ -189,7 +190,7 @@ A circle is the larger the more weight the others give to that peer; hollow ones
 
 
 def link_weights(links: Sequence[Sequence[float]]) -> LinkWeights:
-    """The weights of recorded links; where parts of a message were sent apart, the mean over the parts."""
+    """Returns the weights of recorded links; where parts of a message were sent apart, the mean over the parts."""
     parts = 1 + max((int(link[3]) for link in links if len(link) > 3), default=0)
     weights: LinkWeights = defaultdict(float)
     for to, sender, weight, *_ in links:
@@ -198,7 +199,7 @@ def link_weights(links: Sequence[Sequence[float]]) -> LinkWeights:
 
 
 def weight_from_others(weights: LinkWeights) -> dict[int, float]:
-    """The sum of the weights that the other peers give to each sender."""
+    """Returns the sum of the weights that the other peers give to each sender."""
     sums: dict[int, float] = defaultdict(float)
     for (to, sender), weight in weights.items():
         if to != sender:
@@ -254,7 +255,7 @@ def network(
 
 
 def arrow(start: complex, end: complex, leave: float, arrive: float, head: float) -> str:
-    """An SVG path of an arrow between two circles, bent so that the opposite arrow does not lie upon it."""
+    """Returns an SVG path of an arrow between two circles, bent so that the opposite arrow does not lie upon it."""
     bend = (start + end) / 2 + 0.1j * (end - start)
     direction = (end - bend) / abs(end - bend)
     tip = end - arrive * direction
@@ -265,7 +266,7 @@ def arrow(start: complex, end: complex, leave: float, arrive: float, head: float
 
 
 def comparison(results: Sequence[dict[str, Any]]) -> Table:
-    """A table of runs; those that differ only in their seed become one row with mean and deviation."""
+    """Returns a table of runs; those that differ only in their seed become one row with mean and deviation."""
     rows: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for result in results:
         models = ",".join(dict.fromkeys(row["model"] for row in result["per_client"]))
@@ -318,7 +319,7 @@ def percent(value: float | None) -> str:
 
 
 def readable_bytes(count: float) -> str:
-    """A number of bytes with its unit, from bytes to GB."""
+    """Returns a number of bytes with its unit, from bytes to GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -9,7 +9,7 @@ from graft.experiments.reports.study_results import StudyResults
 
 
 def study_figure(results: StudyResults) -> str:
-    """The SVG of a study, empty where it declares no figure or has no results."""
+    """Returns the SVG of a study, empty where it declares no figure or has no results."""
     study = results.plan.study
     if study.figure == "rounds":
         return round_curves(results)

@@ -58,7 +58,7 @@ class StudyResults:
         return [*self.columns, AVERAGE] if len(self.columns) > 1 else self.columns
 
     def entry(self, row: str, dataset: str, clients: int) -> Entry:
-        """The seeds of a row in a column, as the study measures them, beside the paper's number."""
+        """Returns the seeds of a row in a column, as the study measures them, beside the paper's number."""
         study, summaries = self.plan.study, self.summaries(row, dataset, clients)
         return Entry(
             measured(summaries, study.measure),
@@ -74,12 +74,12 @@ class StudyResults:
         return Entry(measured(self.summaries(row, dataset, clients), measure), {}, [])
 
     def summaries(self, row: str, dataset: str, clients: int) -> dict[int, dict[str, Any]]:
-        """The summaries of the finished runs of a row in a column, by seed."""
+        """Returns the summaries of the finished runs of a row in a column, by seed."""
         stored = {seed: self.stored[row, dataset, clients, seed] or {} for seed in self.plan.seeds}
         return {seed: result["summary"] for seed, result in stored.items() if "summary" in result}
 
     def average(self, row: str) -> Entry:
-        """The mean over all columns, seed by seed; a row with a gap has none, for it could not be compared."""
+        """Returns the mean over all columns, seed by seed; a row with a gap has none, for it could not be compared."""
         entries = [self.entries[row, name] for name in self.columns]
 
         def over_columns(columns: Sequence[dict[int, float]]) -> dict[int, float]:
@@ -95,7 +95,7 @@ class StudyResults:
         )
 
     def best(self, heading: str) -> set[str]:
-        """The rows with our best mean in a column; references do not compete, and nobody does for speed."""
+        """Returns the rows with our best mean in a column; references do not compete, and nobody does for speed."""
         if self.plan.study.measure == "milliseconds":
             return set()
         rows = [row for row in self.plan.rows if not self.plan.study.rows[row].reference]
@@ -104,12 +104,12 @@ class StudyResults:
         return {row for row, value in means.items() if value == top}
 
     def failures(self) -> dict[str, str]:
-        """The reasons of failed runs, by the name of the cell."""
+        """Returns the reasons of failed runs, by the name of the cell."""
         stored = {cell.name: self.stored[cell.row, *cell.column, cell.seed] or {} for cell in self.plan.cells}
         return {name: result["error"] for name, result in stored.items() if "error" in result}
 
     def hashes(self, row: str | None = None) -> dict[DataKey, set[str]]:
-        """The hashes of the partitions that all rows, or those on the same data as one of them, were run on."""
+        """Returns the hashes of the partitions that all rows, or those on the same data as one of them, were run on."""
         hashes: dict[DataKey, set[str]] = {}
         for (other, dataset, clients, seed), result in self.stored.items():
             if result is not None and "summary" in result and (row is None or self.same_data(row, other)):
@@ -117,22 +117,22 @@ class StudyResults:
         return hashes
 
     def same_data(self, row: str, other: str) -> bool:
-        """Whether two rows change the same things about the data."""
+        """Returns whether two rows change the same things about the data."""
         changes = [self.plan.study.rows[name].changes for name in (row, other)]
         first, second = ({field: change[field] for field in DATA_FIELDS if field in change} for change in changes)
         return first == second
 
     def inconsistent(self) -> list[DataKey]:
-        """Where rows on the same data were run on different partitions."""
+        """Returns where rows on the same data were run on different partitions."""
         by_row = [self.hashes(row).items() for row in self.plan.rows]
         return list(dict.fromkeys(key for items in by_row for key, hashes in items if len(hashes) > 1))
 
     def finished(self) -> list[dict[str, Any]]:
-        """The summaries of all finished runs."""
+        """Returns the summaries of all finished runs."""
         return [result["summary"] for result in self.stored.values() if result is not None and "summary" in result]
 
     def done(self) -> int:
-        """The number of finished runs."""
+        """Returns the number of finished runs."""
         return len(self.finished())
 
 
@@ -162,13 +162,13 @@ MEASURES: dict[Measure, tuple[str, str]] = {
 
 
 def measured(summaries: dict[int, dict[str, Any]], measure: Measure) -> dict[int, float]:
-    """A measure of each seed that has it."""
+    """Returns a measure of each seed that has it."""
     values = {seed: read_measure(summary, measure) for seed, summary in summaries.items()}
     return {seed: value for seed, value in values.items() if value is not None}
 
 
 def read_measure(summary: dict[str, Any], measure: Measure) -> float | None:
-    """A measure of one run: accuracies in percent, times in milliseconds."""
+    """Returns a measure of one run: accuracies in percent, times in milliseconds."""
     if measure == "milliseconds":
         return 1000 * float(summary["seconds"]["per_round"])
     scores = summary["accuracy"]

@@ -30,7 +30,7 @@ class StudyTable(StudyResults):
     """The results of a study as the texts of its files."""
 
     def mean_difference(self, heading: str) -> str:
-        """The mean over rows of how far ours is above the paper's number."""
+        """Returns the mean over rows of how far ours is above the paper's number."""
         differences = [
             difference for row in self.plan.rows if (difference := self.entries[row, heading].difference) is not None
         ]
@@ -53,7 +53,7 @@ class StudyTable(StudyResults):
     # The same sections in every format.
 
     def sections(self) -> list[Section]:
-        """All that stands below the table."""
+        """Returns all that stands below the table."""
         study = self.plan.study
         shared = self.shared_fields()
         rows: list[Sequence[Any]] = [
@@ -84,7 +84,7 @@ class StudyTable(StudyResults):
         return [*sections, ("Failures", "" if failures else "None.", head, list(failures.items()))]
 
     def shared_fields(self) -> dict[str, Any]:
-        """The fields of the experiment that all runs share."""
+        """Returns the fields of the experiment that all runs share."""
         study = self.plan.study
         varied = {"method", "settings", "dataset", "clients", "seed", *NOT_COMPARED}
         varied |= {field for variant in study.rows.values() for field in variant.changes}
@@ -93,7 +93,7 @@ class StudyTable(StudyResults):
         return shared | {field: value for field, value in study.experiment.items() if field in varied}
 
     def about_runs(self, rounds: Any) -> str:
-        """How much of the study there is, and where it was computed."""
+        """Returns how much of the study there is, and where it was computed."""
         summaries = self.finished()
         devices = ", ".join(sorted({summary["device"] for summary in summaries})) or "nothing yet"
         versions = ", ".join(sorted({summary["graft"] for summary in summaries} | {__version__}))
@@ -105,7 +105,7 @@ class StudyTable(StudyResults):
         )
 
     def partitions(self) -> list[Section]:
-        """The hashes of the partitions, and where the rows were not all run on the same ones."""
+        """Returns the hashes of the partitions, and where the rows were not all run on the same ones."""
         plan, hashes = self.plan, self.hashes()
         rows: list[Sequence[Any]] = [
             (*column, *(" and ".join(short(hashes.get((*column, seed), set()))) or "-" for seed in plan.seeds))
@@ -169,7 +169,7 @@ class StudyTable(StudyResults):
         return [(DIFFERENCE, *differences)] if any(differences) else []
 
     def csv(self) -> str:
-        """A line a method and column, for other programs."""
+        """Returns a line a method and column, for other programs."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(CSV_HEAD)
@@ -216,7 +216,7 @@ class StudyTable(StudyResults):
 """
 
     def write(self) -> list[Path]:
-        """Put table.md, table.csv, table.html and perhaps figure.svg into the folder of the reproduction."""
+        """Puts table.md, table.csv, table.html and perhaps figure.svg into the folder of the reproduction."""
         texts = {"table.md": self.markdown(), "table.csv": self.csv(), "table.html": self.html()}
         if figure := study_figure(self):
             texts["figure.svg"] = figure + "\n"

@@ -223,7 +223,7 @@ LAMBDA_ROWS = {
 
 
 def five_architectures(meaning: str, datasets: tuple[str, ...], clients: tuple[int, ...], **fields: Any) -> Study:
-    """A study of clients with five different architectures."""
+    """Returns a study of clients with five different architectures."""
     return Study(meaning, datasets, clients, experiment={"models": "architectures"}, **fields)
 
 

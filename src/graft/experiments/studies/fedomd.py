@@ -104,7 +104,7 @@ def fedomd(point: tuple[str, float] | None = None, **settings: Any) -> Variant:
 
 
 def few_labels(meaning: str, datasets: tuple[str, ...], clients: tuple[int, ...], **fields: Any) -> Study:
-    """A study with 1 % of the nodes for training."""
+    """Returns a study with 1 % of the nodes for training."""
     return Study(meaning, datasets, clients, experiment=FEW_LABELS, **fields)
 
 

@@ -21,7 +21,7 @@ Paper = Mapping[tuple[str, str, int], Number]  # (row, dataset, clients)
 
 
 def numbers(printed: Printed, clients: Sequence[int] = (5, 10, 20)) -> dict[tuple[str, str, int], Number]:
-    """The cells of a printed table."""
+    """Returns the cells of a printed table."""
     return {
         (row, dataset, count): number(cell)
         for row, datasets in printed.items()
@@ -32,13 +32,13 @@ def numbers(printed: Printed, clients: Sequence[int] = (5, 10, 20)) -> dict[tupl
 
 
 def number(cell: str) -> Number:
-    """A printed cell: a mean, perhaps with its deviation."""
+    """Returns a printed cell: a mean, perhaps with its deviation."""
     mean, _, deviation = cell.partition("±")
     return Number(float(mean), float(deviation) if deviation else None)
 
 
 def curves(rows: Mapping[str, Variant], axis: str) -> dict[str, Any]:
-    """The fields of a study whose figure shows accuracy against a setting, where every row has its point."""
+    """Returns the fields of a study whose figure shows accuracy against a setting, where every row has its point."""
     return {"rows": rows, "figure": "lines", "axis": axis}
 
 
@@ -77,14 +77,14 @@ class Study:
     axis: str = ""  # what a figure's horizontal axis shows
 
     def values(self, row: str, dataset: str, clients: int, seed: int) -> dict[str, Any]:
-        """The fields of one experiment."""
+        """Returns the fields of one experiment."""
         variant = self.rows[row]
         fields = {**self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
         fields |= {"method": variant.method, "settings": dict(variant.settings)}
         return {**fields, "dataset": dataset, "clients": clients, "seed": seed}
 
     def printed(self, row: str, dataset: str, clients: int, later: bool = False) -> Number | None:
-        """The paper's number for a row in a column, or that of its later version."""
+        """Returns the paper's number for a row in a column, or that of its later version."""
         name = self.rows[row].paper or row
         return (self.later if later else self.paper).get((name, dataset, clients))
 
@@ -103,7 +103,7 @@ class Portrait:
     note: str = ""
 
     def values(self, dataset: str) -> dict[str, Any]:
-        """The fields of the experiment whose data are shown."""
+        """Returns the fields of the experiment whose data are shown."""
         return {"method": "fedavg", **self.experiment, **self.on_dataset.get(dataset, {})}
 
 

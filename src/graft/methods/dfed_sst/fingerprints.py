@@ -57,8 +57,8 @@ def fingerprint(
 
 
 def assumed_classes(truth: Ints, masks: Bools, soft: Floats, source: LabelSource) -> Ints:
-    """The class of every node as a client may use it: true where it trains; elsewhere as predicted ("mixed") or none
-    ("train"). "oracle" uses the labels of all three masks [3, nodes], and is for analysis only."""
+    """Returns the class of every node as a client may use it: true where it trains; elsewhere as predicted ("mixed") or
+    none ("train"). "oracle" uses the labels of all three masks [3, nodes], and is for analysis only."""
     train = masks[0]
     if source == "mixed":
         return np.where(train, truth, soft.argmax(axis=1))
@@ -89,7 +89,7 @@ def scatter(
     sources: int | None = None,
     priority: Ints | None = None,
 ) -> Scatter:
-    """Distances between the nodes of each class; class -1 is none.
+    """Returns distances between the nodes of each class; class -1 is none.
 
     Nodes that no path joins are as far apart as the largest distance in the graph plus one ("penalty"), left out
     ("ignore"), or in one place ("zero").
@@ -136,7 +136,7 @@ class DistanceSums(NamedTuple):
 
 
 def sums_from_table(paths: Paths, members: Sequence[Ints]) -> DistanceSums:
-    """Sums for all nodes of each class, from cached distances; the largest is that of the whole graph."""
+    """Returns sums for all nodes of each class, from cached distances; the largest is that of the whole graph."""
     table = paths.table()
     total, reached = np.zeros(paths.nodes, np.int64), np.zeros(paths.nodes, np.int64)
     for own in members:
@@ -147,7 +147,7 @@ def sums_from_table(paths: Paths, members: Sequence[Ints]) -> DistanceSums:
 
 
 def sums_by_search(paths: Paths, classes: Ints, members: Sequence[Ints]) -> DistanceSums:
-    """Sums for the given nodes of each class, from searches that start at them."""
+    """Returns sums for the given nodes of each class, from searches that start at them."""
     # Every class begins with a new word, so that a word is counted or not, never a part of it.
     padded = [np.pad(own, (0, -len(own) % WORD), constant_values=-1) for own in members]
     owner = np.repeat(np.arange(len(members)), [len(own) // WORD for own in padded])

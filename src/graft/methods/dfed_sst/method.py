@@ -161,7 +161,7 @@ class DFedSSTPaper(DFedSST):
 
 
 def interpolate(own: Weights, mean: Weights, way: Tensor) -> Tree:
-    """The models at a part of the way, one number a peer, from the own one to the mean."""
+    """Returns the models at a part of the way, one number a peer, from the own one to the mean."""
 
     def part(start: Tensor, end: Tensor) -> Tensor:
         if not start.is_floating_point():
@@ -172,17 +172,17 @@ def interpolate(own: Weights, mean: Weights, way: Tensor) -> Tree:
 
 
 def half_of_all(fleet: Fleet) -> Tensor:
-    """Half of all peers, for each of them."""
+    """Returns half of all peers, for each of them."""
     return torch.full_like(fleet.client_ids, fleet.federation // 2)
 
 
 def top_candidates(scores: Tensor, candidates: Tensor, degree: Tensor) -> Tensor:
-    """The `degree` candidates with the largest scores, [peers, federation]; all where there are no more."""
+    """Returns the `degree` candidates with the largest scores, [peers, federation]; all where there are no more."""
     return top_mask(scores.masked_fill(~candidates, -torch.inf), degree) & candidates
 
 
 def mean_features(fleet: Fleet) -> Tensor:
-    """The mean feature vector of each client, [clients, features]; padding has none, so it adds nothing."""
+    """Returns the mean feature vector of each client, [clients, features]; padding has none, so it adds nothing."""
     features = fleet.graph.features
     if isinstance(features, torch.Tensor):
         total = features.sum(1)

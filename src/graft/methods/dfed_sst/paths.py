@@ -53,13 +53,13 @@ class Paths:
             yield distance, new
 
     def batches(self, sources: Ints) -> Iterator[Ints]:
-        """The sources in portions of whole words whose searches fit into memory."""
+        """Returns the sources in portions of whole words whose searches fit into memory."""
         words = max(1, GATHERED // max(len(self.columns), self.nodes, 1))
         for first in range(0, len(sources), words * WORD):
             yield sources[first : first + words * WORD]
 
     def farthest(self, sources: Ints) -> tuple[int, Ints]:
-        """The largest finite distance from any of the sources, and some of the nodes that are so far away."""
+        """Returns the largest finite distance from any of the sources, and some of the nodes that are so far away."""
         longest, ends = 0, NO_NODES
         for part in self.batches(sources):
             for distance, new in self.waves(part):
@@ -68,7 +68,8 @@ class Paths:
         return longest, ends
 
     def stretch(self, longest: int, ends: Ints) -> int:
-        """A lower bound of the largest distance: search from the ends of a long path while that gives longer ones."""
+        """Returns a lower bound of the largest distance: search from the ends of a long path while that gives longer
+        ones."""
         while True:
             distance, others = self.farthest(ends)
             if distance <= longest:
@@ -76,13 +77,13 @@ class Paths:
             longest, ends = distance, others
 
     def table(self) -> Ints:
-        """All distances, [nodes, nodes], -1 where there is no path; cached by the graph."""
+        """Returns all distances, [nodes, nodes], -1 where there is no path; cached by the graph."""
         return distance_table(*(np.ascontiguousarray(part, np.int64).tobytes() for part in (self.starts, self.columns)))
 
 
 @lru_cache(maxsize=KEPT)
 def distance_table(starts: bytes, columns: bytes) -> Ints:
-    """All distances of a graph that is given by the bytes of its CSR form, which can be hashed."""
+    """Returns all distances of a graph that is given by the bytes of its CSR form, which can be hashed."""
     paths = Paths(np.frombuffer(starts, np.int64), np.frombuffer(columns, np.int64))
     distances = np.full((paths.nodes, paths.nodes), -1, np.int16)
     np.fill_diagonal(distances, 0)
@@ -97,5 +98,5 @@ def distance_table(starts: bytes, columns: bytes) -> Ints:
 
 
 def some_nodes(new: Words) -> Ints:
-    """Nodes that were just reached, as many as fit into a word."""
+    """Returns nodes that were just reached, as many as fit into a word."""
     return np.flatnonzero(new.any(axis=1))[:WORD]

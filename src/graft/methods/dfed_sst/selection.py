@@ -21,7 +21,7 @@ def similarity(own: Tensor, others: Tensor) -> Tensor:
 
 
 def top_mask(scores: Tensor, degree: Tensor) -> Tensor:
-    """Which peers have the `degree` largest scores; of equal ones, those with the lower number."""
+    """Returns which peers have the `degree` largest scores; of equal ones, those with the lower number."""
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return order.argsort(dim=-1) < degree.unsqueeze(-1)
 

@@ -19,8 +19,9 @@ LEAST = torch.iinfo(torch.int64).min  # a sort key below all others
 
 
 def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dict[str, float]:
-    """The density of every matrix, such that with all else dense the model has a given density (Erdos-Renyi-Kernel;
-    Evci, Gale, Menick, Castro and Elsen, ICML 2020): in proportion to (sum / product of its sides)^power, at most 1."""
+    """Returns the density of every matrix, such that with all else dense the model has a given density
+    (Erdos-Renyi-Kernel; Evci, Gale, Menick, Castro and Elsen, ICML 2020): in proportion to (sum / product of its
+    sides)^power, at most 1."""
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     matrices = {path: (sum(shape) / sizes[path]) ** power for path, shape in shapes.items() if len(shape) > 1}
     budget = density * sum(sizes.values()) - sum(size for path, size in sizes.items() if path not in matrices)
@@ -39,13 +40,13 @@ def erk(shapes: dict[str, tuple[int, ...]], density: float, power: float) -> dic
 
 
 def masked(weights: Weights, mask: Weights) -> Tree:
-    """Weights, or anything of their shape, with 0 where the mask is false."""
+    """Returns weights, or anything of their shape, with 0 where the mask is false."""
     masks = dict(flatten(mask))
     return unflatten({path: leaf * masks[path] if path in masks else leaf for path, leaf in flatten(weights)})
 
 
 def ordered(values: Tensor, random: Stream) -> Tensor:
-    """Integer sort keys [peers, values] for the absolute values; ties are broken at random.
+    """Returns integer sort keys [peers, values] for the absolute values; ties are broken at random.
 
     Weights of features that a peer never sees stay at 0, so there are many ties.
     """
@@ -54,7 +55,7 @@ def ordered(values: Tensor, random: Stream) -> Tensor:
 
 
 def top(keys: Tensor, most: int, count: Tensor | None = None) -> Tensor:
-    """A mask of the `most` largest entries of each row, or of the `count` largest among these."""
+    """Returns a mask of the `most` largest entries of each row, or of the `count` largest among these."""
     indices = keys.topk(most, 1).indices
     rank = torch.arange(most, device=keys.device).expand_as(indices)
     selected = torch.ones_like(rank, dtype=torch.bool) if count is None else rank < count
@@ -62,24 +63,24 @@ def top(keys: Tensor, most: int, count: Tensor | None = None) -> Tensor:
 
 
 def packed(values: Tensor, mask: Tensor, count: int) -> Tensor:
-    """The values [peers, count] that the mask [peers, values] selects."""
+    """Returns the values [peers, count] that the mask [peers, values] selects."""
     target = torch.where(mask, mask.cumsum(1) - 1, count)
     return values.new_zeros(len(values), count + 1).scatter(1, target, values)[:, :count]
 
 
 def unpacked(values: Tensor, mask: Tensor) -> Tensor:
-    """The packed values where the mask is true, 0 elsewhere."""
+    """Returns the packed values where the mask is true, 0 elsewhere."""
     source = torch.where(mask, mask.cumsum(1) - 1, values.shape[1])
     return functional.pad(values, (0, 1)).gather(1, source)
 
 
 def as_bits(mask: Tensor) -> Tensor:
-    """A mask [peers, entries] in bytes, eight entries each."""
+    """Returns a mask [peers, entries] in bytes, eight entries each."""
     eights = functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8)).view(len(mask), -1, 8)
     return (eights << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(2, dtype=torch.uint8)
 
 
 def from_bits(data: Tensor, count: int) -> Tensor:
-    """The mask back, [peers, count]."""
+    """Returns the mask back, [peers, count]."""
     eights = data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8, device=data.device) & 1
     return eights.flatten(1)[:, :count].bool()

@@ -139,7 +139,7 @@ class DisPFL(PeerMethod):
         return replace(fleet.training, epochs=5, optimizer="sgd", learning_rate=rate, weight_decay=5e-4, clip=10.0)
 
     def counts(self, fleet: Fleet) -> dict[str, int]:
-        """The number of weights of every matrix that a peer has."""
+        """Returns the number of weights of every matrix that a peer has."""
         weights = trainable(fleet.state.model, fleet.model.frozen)
         shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(weights)}
         densities = erk(shapes, self.density, self.erk_power)
@@ -147,11 +147,11 @@ class DisPFL(PeerMethod):
         return {path: int(density * math.prod(shapes[path]) + 1e-6) for path, density in densities.items()}
 
     def drop_share(self, round: int, rounds: int) -> float:
-        """The share of its weights that a peer prunes after a round, counted from 0."""
+        """Returns the share of its weights that a peer prunes after a round, counted from 0."""
         return self.drop / 2 * (1 + math.cos(math.pi * round / rounds))
 
     def dense_gradient(self, fleet: Fleet) -> dict[str, Tensor]:
-        """The gradient of all weights, masked ones included."""
+        """Returns the gradient of all weights, masked ones included."""
         weights = map_tree(lambda leaf: leaf.detach().clone(), fleet.state.trained)
         paths = dict(flatten(fleet.state.mask))
         matrices = {path: leaf.requires_grad_() for path, leaf in flatten(weights) if path in paths}

@@ -49,7 +49,8 @@ def view_loss(graph: FleetGraph, weak: Output, strong: Output, reduction: Litera
 def student_outputs(
     fleet: Fleet, weights: Weights, model: Model | None = None, *, evaluate: bool
 ) -> tuple[Output, Output]:
-    """The outputs of a model in training mode and, with `evaluate`, in evaluation mode; else the former twice."""
+    """Returns the outputs of a model in training mode and, with `evaluate`, in evaluation mode; else the former
+    twice."""
     if evaluate:
         return fleet.forward_and_predict(weights, model)
     output = fleet.forward(weights, model)
@@ -63,12 +64,13 @@ def no_worse(fleet: Fleet, teacher: Output, student: Output) -> Tensor:
 
 
 def with_others(loss: Callable[[Tree, Fleet], Tensor], others: Weights, models: Tree, fleet: Fleet) -> Tensor:
-    """The loss of models of which some are not trained now."""
+    """Returns the loss of models of which some are not trained now."""
     return loss(Tree({**others, **models}), fleet)
 
 
 def sum_of_terms(terms: Callable[[Fleet, Tree], Tree], sizes: Tree, models: Tree, fleet: Fleet) -> Tensor:
-    """The sum of some terms; `sizes` is updated, so that after training it holds the terms of the last epoch."""
+    """Returns the sum of some terms; `sizes` is updated, so that after training it holds the terms of the last
+    epoch."""
     current = terms(fleet, models)
     sizes.update(map_tree(Tensor.detach, current))
     first, *others = current.values()

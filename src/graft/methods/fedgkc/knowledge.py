@@ -37,7 +37,7 @@ def knowledge_of(method: FedGKC, graph: FleetGraph, probabilities: Tensor) -> tu
 
 
 def aggregation_shares(sizes: Tensor, knowledge: Tensor) -> Shares:
-    """Shares halfway between a client's volume and its share in the knowledge of all."""
+    """Returns shares halfway between a client's volume and its share in the knowledge of all."""
     volume = sizes.double() / sizes.sum()
     positive = knowledge.double().clamp(min=0)  # Eq. 8 goes negative for a near-uniform copilot
     usable = positive.sum() > 1e-8

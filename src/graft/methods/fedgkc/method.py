@@ -174,8 +174,8 @@ class FedGKC(Method):
         terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
         if distils:
             teacher = self.projected(models, fleet.predict(self.local(models)))
-            taught = self.gated(fleet, teacher, evaluated, self.mutual_terms(fleet, teacher, output))
-            terms.update(map_tree(lambda term: self.feedback * term, taught))
+            feedback = self.gated(fleet, teacher, evaluated, self.mutual_terms(fleet, teacher, output))
+            terms.update(map_tree(lambda term: self.feedback * term, feedback))
         return terms
 
     def local_terms(self, fleet: Fleet, models: Tree, teacher_outputs: Tree | None = None) -> Tree:
@@ -198,7 +198,7 @@ class FedGKC(Method):
         return weights
 
     def projected(self, models: Tree, output: Output) -> Output:
-        """The output of the local model, with embeddings of the copilot's width."""
+        """Returns the output of the local model, with embeddings of the copilot's width."""
         if not self.neigh_projection:
             return output
         return output._replace(embedding=output.embedding @ models.model.projection.weight)
@@ -215,7 +215,7 @@ class FedGKC(Method):
         return terms
 
     def gated(self, fleet: Fleet, teacher: Output, student: Output, terms: Tree) -> Tree:
-        """The terms, with 0 for a client where the gate is on and the teacher is worse than its student."""
+        """Returns the terms, with 0 for a client where the gate is on and the teacher is worse than its student."""
         if not self.gate:
             return terms
         trust = no_worse(fleet, teacher, student)

@@ -11,7 +11,7 @@ from graft.tensors.trees import Tree, Weights, count_bytes, map_tree
 
 
 def compress_leaf(leaf: Tensor, energy: float) -> Tensor | Tree:
-    """A matrix as its factors, where these are smaller; anything else as it is."""
+    """Returns a matrix as its factors, where these are smaller; anything else as it is."""
     if leaf.dim() != 2 or min(leaf.shape) == 1:
         return leaf
     parts = factors(leaf, energy)
@@ -19,7 +19,7 @@ def compress_leaf(leaf: Tensor, energy: float) -> Tensor | Tree:
 
 
 def factors(matrix: Tensor, energy: float) -> Tree:
-    """The fewest singular values, with their vectors, that hold this share of the sum of their squares.
+    """Returns the fewest singular values, with their vectors, that hold this share of the sum of their squares.
 
     They come from the eigenvalues of the smaller Gram matrix: a tenth of the time of a singular value decomposition,
     and in double precision exact enough for factors in single. On the CPU, since GPUs are slow at small ones.
@@ -39,15 +39,15 @@ def factors(matrix: Tensor, energy: float) -> Tree:
 
 
 def rebuild(part: Any) -> Any:
-    """A matrix from its factors; anything else as it came."""
+    """Returns a matrix from its factors; anything else as it came."""
     return (part["left"] * part["singular"]) @ part["right"] if isinstance(part, dict) else part
 
 
 def rebuild_update(update: Weights, like: Weights) -> Tree:
-    """An update rebuilt from what was sent, in the structure of the mentee."""
+    """Returns an update rebuilt from what was sent, in the structure of the mentee."""
     return map_tree(lambda _, part: rebuild(part), like, update)
 
 
 def apply_update(mentee: Weights, update: Weights) -> Tree:
-    """The mentee after an update as it was sent."""
+    """Returns the mentee after an update as it was sent."""
     return map_tree(lambda leaf, part: leaf + rebuild(part), mentee, update)

@@ -117,7 +117,7 @@ class FedKD(Method):
         return Tree()
 
     def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
-        """The losses of the mentor, and of the mentee with the projection."""
+        """Returns the losses of the mentor, and of the mentee with the projection."""
         mentor = fleet.forward(pair["mentor"])
         mentee = fleet.forward(pair["mentee"], fleet.architecture(self.mentee))
         return self.compare(fleet, mentor, mentee, pair["projection"])
@@ -140,10 +140,10 @@ class FedKD(Method):
         return self.energy_start + (self.energy_end - self.energy_start) * min(progress, 1.0)
 
     def packed(self, update: Weights, energy: float) -> Weights:
-        """An update as it is sent."""
+        """Returns an update as it is sent."""
         return map_tree(lambda leaf: compress_leaf(leaf, energy), update) if self.compress else update
 
 
 def squared_error(teacher: Tensor, student: Tensor, nodes: Tensor) -> Tensor:
-    """The mean over nodes and coordinates; no gradient reaches the teacher."""
+    """Returns the mean over nodes and coordinates; no gradient reaches the teacher."""
     return mean_over((teacher.detach() - student).square().mean(2), nodes)

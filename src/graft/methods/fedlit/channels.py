@@ -61,7 +61,8 @@ class Channels(LayeredModel):
 
     @torch.no_grad()
     def cluster(self, centroids: Tensor, graph: FleetGraph, nodes: Tensor, *, training: bool) -> Tensor:
-        """The type of every entry of A; in training mode the centroids are updated in place, as running means are."""
+        """Returns the type of every entry of A; in training mode the centroids are updated in place, as running means
+        are."""
         types = nearest_types(graph, nodes, centroids)
         for iteration in range(self.em_iterations if training else 0):
             if iteration:
@@ -70,7 +71,7 @@ class Channels(LayeredModel):
         return types
 
     def forward_channel(self, channel: Weights, view: FleetGraph, nodes: Tensor, random: Stream | None) -> Tensor:
-        """The embeddings by one channel of the nodes that have an edge of its type, and zero for all others."""
+        """Returns the embeddings by one channel of the nodes that have an edge of its type, and zero for all others."""
         adjacency = view.normalised if self.self_loops else normalise_without_loops(view)
         hidden = linear(nodes, channel["inner"])
         for index in range(self.depth):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def type_views(graph: FleetGraph, types: Tensor, count: int) -> list[FleetGraph]:
-    """The graph split by the type of its edges; every edge is in exactly one view."""
+    """Returns the graph split by the type of its edges; every edge is in exactly one view."""
     return [
         FleetGraph(graph.neighbours.with_values((types == index).float()), graph.features, graph.sizes, base=graph)
         for index in range(count)
@@ -23,13 +23,13 @@ def type_views(graph: FleetGraph, types: Tensor, count: int) -> list[FleetGraph]
 
 
 def edge_nodes(graph: FleetGraph) -> tuple[Tensor, Tensor]:
-    """The two nodes of every entry of A, the one with the lower number first, so that both directions agree."""
+    """Returns the two nodes of every entry of A, the one with the lower number first, so that both directions agree."""
     rows, columns = graph.neighbours.row_of, graph.neighbours.columns.long()
     return torch.minimum(rows, columns), torch.maximum(rows, columns)
 
 
 def nearest_types(graph: FleetGraph, nodes: Tensor, centroids: Tensor) -> Tensor:
-    """The centroid of the highest cosine for every entry of A; the first of several."""
+    """Returns the centroid of the highest cosine for every entry of A; the first of several."""
     lower, upper = edge_nodes(graph)
     # The inner product is a sum over the two nodes, and the norm of an edge does not change which one is highest.
     first, second = functional.normalize(centroids, dim=2).chunk(2, dim=2)
@@ -38,7 +38,7 @@ def nearest_types(graph: FleetGraph, nodes: Tensor, centroids: Tensor) -> Tensor
 
 
 def type_means(graph: FleetGraph, nodes: Tensor, types: Tensor, before: Tensor) -> Tensor:
-    """The mean edge of each type, [clients, types, 2 * width]; a type without edges stays as it was before."""
+    """Returns the mean edge of each type, [clients, types, 2 * width]; a type without edges stays as it was before."""
     count = before.shape[1]
     sums = []
     for end in edge_nodes(graph):
@@ -51,8 +51,8 @@ def type_means(graph: FleetGraph, nodes: Tensor, types: Tensor, before: Tensor) 
 
 
 def initial_centroids(graph: FleetGraph, nodes: Tensor, random: Stream, count: int) -> Tensor:
-    """One iteration of k-means over each client's edges, begun as k-means++ (Arthur and Vassilvitskii, SODA 2007);
-    zeros for a client without edges."""
+    """Returns one iteration of k-means over each client's edges, begun as k-means++ (Arthur and Vassilvitskii, SODA
+    2007); zeros for a client without edges."""
     clients, entries = graph.clients, graph.neighbours.entries
     centroids = nodes.new_zeros(clients, count, 2 * nodes.shape[2])
     if entries == 0:
@@ -73,14 +73,14 @@ def initial_centroids(graph: FleetGraph, nodes: Tensor, random: Stream, count: i
 
 
 def squared_distances(nodes: Tensor, centroids: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
-    """The squared distance of every entry of A to one centroid of its client."""
+    """Returns the squared distance of every entry of A to one centroid of its client."""
     halves = centroids.unsqueeze(1).chunk(2, dim=2)
     parts = [(nodes - half).square().sum(2).flatten()[end] for half, end in zip(halves, ends, strict=True)]
     return parts[0] + parts[1]
 
 
 def argmin_by_client(values: Tensor, owner: Tensor, clients: int) -> Tensor:
-    """The index of each client's lowest value, the first of several; of a client without values, any index."""
+    """Returns the index of each client's lowest value, the first of several; of a client without values, any index."""
     least = values.new_full((clients,), float("inf")).scatter_reduce(0, owner, values, "amin")
     indices = torch.arange(len(values), device=values.device)
     indices = torch.where(values == least[owner], indices, len(values) - 1)

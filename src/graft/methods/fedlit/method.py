@@ -122,7 +122,8 @@ class FedLIT(Method):
 
 
 def match_clusters(centroids: Tensor, groups: Tensor) -> Tensor:
-    """The group of every cluster of every client, one to one: greedily, the pair of the highest cosine first."""
+    """Returns the group of every cluster of every client, one to one: greedily, the pair of the highest cosine
+    first."""
     cosines = functional.normalize(centroids, dim=2) @ functional.normalize(groups, dim=1).T
     clients, types = cosines.shape[:2]
     matched = torch.zeros(clients, types, dtype=torch.int64, device=cosines.device)
@@ -136,13 +137,14 @@ def match_clusters(centroids: Tensor, groups: Tensor) -> Tensor:
 
 
 def reorder(model: Weights, order: Tensor) -> Tree:
-    """One client's model with its channels and centroids in another order."""
+    """Returns one client's model with its channels and centroids in another order."""
     moved = {part: map_tree(lambda leaf: leaf[order], model[part]) for part in ("channels", "centroids")}
     return Tree({**model, **moved})
 
 
 def mean_where(leaves: Any, selected: Tensor, otherwise: Any) -> Tree:
-    """The plain mean over clients of each group's [clients, groups, ...] selected ones; without any, another value."""
+    """Returns the plain mean over clients of each group's [clients, groups, ...] selected ones; without any, another
+    value."""
 
     def mean(leaf: Tensor, fallback: Tensor) -> Tensor:
         shape = (*selected.shape, *[1] * (leaf.dim() - 2))

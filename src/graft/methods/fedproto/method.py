@@ -97,7 +97,7 @@ class PrototypeMethod(Method):
             clients.ask(self.receive, server.state.known)
 
     def common_shape(self, server: Server) -> tuple[int, int]:
-        """The width of every client's embeddings, and the number of classes."""
+        """Returns the width of every client's embeddings, and the number of classes."""
         shapes = {model: output_shape(server, model) for model in dict.fromkeys(server.models)}
         if len(set(shapes.values())) > 1:
             sizes = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
@@ -126,7 +126,7 @@ class FedProto(PrototypeMethod):
         return prototype_loss(fleet, embedding, received, per_class=self.per_class)
 
     def combine(self, prototypes: Tensor, counts: Tensor, before: Weights) -> Tree:
-        """The new prototypes; a class that nobody sent in this round keeps the one it had, if any."""
+        """Returns the new prototypes; a class that nobody sent in this round keeps the one it had, if any."""
         # Never both a vote by nodes and a division by owners, which would shrink prototypes.
         votes = counts if self.aggregation == "count" else counts > 0
         means, owned = owner_means(prototypes, votes)

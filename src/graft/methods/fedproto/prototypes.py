@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def prototype_loss(fleet: Fleet, embedding: Tensor, received: Weights, *, per_class: bool = False) -> Tensor:
-    """The mean squared error between embeddings of the training nodes and the prototypes of their classes, over the
-    nodes whose class has one.
+    """Returns the mean squared error between embeddings of the training nodes and the prototypes of their classes, over
+    the nodes whose class has one.
 
     What clients receive are `prototypes` [clients, classes, width] and which of them are `present`.
     """
@@ -45,13 +45,13 @@ def class_means(fleet: Fleet, output: Output) -> Tree:
 
 
 def one_hot_classes(fleet: Fleet, classes: int) -> Tensor:
-    """The classes of training nodes, one-hot, [clients, training nodes, classes]."""
+    """Returns the classes of training nodes, one-hot, [clients, training nodes, classes]."""
     _, labels, shares = fleet.train_nodes
     return (labels.unsqueeze(2) == torch.arange(classes, device=labels.device)) & (shares > 0).unsqueeze(2)
 
 
 def owner_means(prototypes: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
-    """Means over the clients that have a class, and a mask of the classes that any client has."""
+    """Returns means over the clients that have a class, and a mask of the classes that any client has."""
     totals = votes.sum(0)
     shares = (votes / totals.clamp(min=1)).to(prototypes)
     return torch.einsum("kc,kcd->cd", shares, prototypes), totals > 0
@@ -63,14 +63,15 @@ def distances(points: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def mean_norm(shared: Weights) -> Tensor:
-    """The mean norm of the prototypes that are present."""
+    """Returns the mean norm of the prototypes that are present."""
     norms: Tensor = shared["prototypes"].norm(dim=1)
     present: Tensor = shared["present"]
     return (norms * present).sum() / present.sum().clamp(min=1)
 
 
 def output_shape(server: Server, model: Model) -> tuple[int, int]:
-    """The width of a model's embeddings and the number of its classes, found by a forward pass on two linked nodes."""
+    """Returns the width of a model's embeddings and the number of its classes, found by a forward pass on two linked
+    nodes."""
     features = torch.zeros(1, 2, server.features, device=server.device)
     starts, columns = (torch.tensor(part, dtype=torch.int32, device=server.device) for part in ([0, 1, 2], [1, 0]))
     linked = BlockSparse(starts, columns, None, 1, (2, 2)).with_values(None)

@@ -26,7 +26,7 @@ class Lesson(NamedTuple):
 
 
 def make_lesson(fleet: Fleet, share: float, slots: int) -> Lesson:
-    """The lesson of a single client that hides a share of its validation nodes."""
+    """Returns the lesson of a single client that hides a share of its validation nodes."""
     graph = fleet.graph
     hidden = hidden_nodes(fleet, share)
     visible = graph.real & ~hidden
@@ -36,7 +36,7 @@ def make_lesson(fleet: Fleet, share: float, slots: int) -> Lesson:
 
 
 def hidden_nodes(fleet: Fleet, share: float) -> Tensor:
-    """The validation nodes that a generator does not see, [clients, nodes]."""
+    """Returns the validation nodes that a generator does not see, [clients, nodes]."""
     validation = fleet.labels.masks[:, 1]
     draws = Stream(fleet.state.seeds[:, 0]).uniform(fleet.graph.nodes).masked_fill(~validation, 2.0)
     rank = draws.argsort(1).argsort(1)
@@ -44,7 +44,7 @@ def hidden_nodes(fleet: Fleet, share: float) -> Tensor:
 
 
 def without_edges_of(graph: FleetGraph, hidden: Tensor) -> FleetGraph:
-    """The view without the edges of some nodes."""
+    """Returns the view without the edges of some nodes."""
     flat, pattern = hidden.flatten(), graph.neighbours
     kept = ~(flat[pattern.row_of] | flat[pattern.columns])
     return FleetGraph(pattern.with_values(kept.float()), graph.features, graph.sizes, base=graph)

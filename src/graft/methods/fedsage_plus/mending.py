@@ -28,8 +28,8 @@ class MendedFeatures:
 
 
 def mend_graph(graph: FleetGraph, parts: Sequence[tuple[Tensor, Tensor]]) -> FleetGraph:
-    """The graphs with every client's (owners, features) added; their `sizes` and `real` are still those of the real
-    nodes."""
+    """Returns the graphs with every client's (owners, features) added; their `sizes` and `real` are still those of the
+    real nodes."""
     neighbours = add_neighbours(graph, [owners for owners, _ in parts])
     most = max(len(owners) for owners, _ in parts)
     generated = torch.zeros(graph.clients, most, graph.width, device=graph.sizes.device)
@@ -43,8 +43,8 @@ def mend_graph(graph: FleetGraph, parts: Sequence[tuple[Tensor, Tensor]]) -> Fle
 
 
 def add_neighbours(graph: FleetGraph, owners: Sequence[Tensor]) -> BlockSparse:
-    """A with a new node, joined in both directions, for every entry of each client's owners; new nodes follow the
-    client's real ones."""
+    """Returns A with a new node, joined in both directions, for every entry of each client's owners; new nodes follow
+    the client's real ones."""
     sizes = graph.sizes.tolist()
     nodes = max(size + len(own) for size, own in zip(sizes, owners, strict=True))
     rows, columns = graph.neighbours.row_of, graph.neighbours.columns.long()

@@ -218,7 +218,7 @@ class FedSagePlus(FedAvg):
         )
 
     def feature_loss(self, fleet: Fleet, lesson: Lesson, generated: Generated) -> Tensor:
-        """The squared error of each generated neighbour to the hidden neighbour it is nearest to."""
+        """Returns the squared error of each generated neighbour to the hidden neighbour it is nearest to."""
         comparable = self.comparable(fleet, lesson, generated)
         owners, features = generated.owners[comparable], generated.features[0, comparable]
         targets = nearest_features(features, lesson.features, lesson.targets[owners], lesson.valid[owners])
@@ -237,12 +237,12 @@ class FedSagePlus(FedAvg):
         return self.shared_logits(fleet, self.personal(fleet))
 
     def shared_logits(self, fleet: Fleet, model: Weights) -> Tensor:
-        """The logits of the real nodes of the mended graphs."""
+        """Returns the logits of the real nodes of the mended graphs."""
         return fleet.predict(model, graph=self.mended(fleet)).logits[:, : fleet.graph.nodes]
 
     def mended(self, fleet: Fleet) -> FleetGraph:
-        """The graphs with their generated neighbours, which follow each client's own nodes; unchanged for clients that
-        have no trained generator.
+        """Returns the graphs with their generated neighbours, which follow each client's own nodes; unchanged for
+        clients that have no trained generator.
 
         Generated features do not change any more, but are too large to be kept as state: they are made once while a
         fleet lives, and again after a restart.
@@ -281,7 +281,8 @@ class FedSagePlus(FedAvg):
     def generate(
         self, fleet: Fleet, lesson: Lesson, weights: Weights, random: Stream, *, settled: bool = False
     ) -> Generated:
-        """Neighbours for the visible nodes; `settled` leaves dropout out of the encoder, which no longer trains."""
+        """Returns neighbours for the visible nodes; `settled` leaves dropout out of the encoder, which no longer
+        trains."""
         latent = encode(layered(fleet), weights, lesson.graph, None if settled else random)
         counts = count_missing(latent, weights)
         return self.make(fleet, latent, counts, lesson.visible, weights, random, random)
@@ -303,16 +304,16 @@ class FedSagePlus(FedAvg):
         return Generated(counts, owners, ACTIVATIONS[self.output](features))
 
     def comparable(self, fleet: Fleet, lesson: Lesson, generated: Generated) -> Tensor:
-        """Which generated neighbours have a target: those of training nodes with hidden neighbours."""
+        """Returns which generated neighbours have a target: those of training nodes with hidden neighbours."""
         nodes = fleet.labels.masks[0, 0] & (lesson.missing[0] > 0)
         return nodes[generated.owners].nonzero()[:, 0]
 
     def most_generated(self, fleet: Fleet) -> Tensor:
-        """How many could be generated for the training nodes: what sums are divided by, as in the original."""
+        """Returns how many could be generated for the training nodes: what sums are divided by, as in the original."""
         return self.slots * fleet.labels.masks[:, 0].sum(1).clamp(min=1)
 
     def training(self, epochs: int, state: Literal["persistent", "reset"]) -> Training:
-        """The settings of the generator's optimiser."""
+        """Returns the settings of the generator's optimiser."""
         rate, decay = self.generator_learning_rate, self.generator_weight_decay
         return Training(epochs, "adam", rate, decay, optimizer_state=state)
 
@@ -323,13 +324,13 @@ def layered(fleet: Fleet) -> LayeredModel:
 
 
 def mean_at_train_nodes(fleet: Fleet, values: Tensor) -> Tensor:
-    """The mean over training nodes; zero without any."""
+    """Returns the mean over training nodes; zero without any."""
     _, _, shares = fleet.train_nodes
     return (fleet.at_train_nodes(values) * shares).sum(1)
 
 
 def neighbours_key(fleet: Fleet) -> str:
-    """The key of a client's generated neighbours; those for the data it is scored on may be others."""
+    """Returns the key of a client's generated neighbours; those for the data it is scored on may be others."""
     return "neighbours where it is scored" if fleet.data is fleet.scoring else "neighbours"
 
 

@@ -73,7 +73,7 @@ def encode(model: LayeredModel, weights: Weights, graph: FleetGraph, random: Str
 
 
 def count_missing(latent: Tensor, weights: Weights) -> Tensor:
-    """The predicted number of missing neighbours of each node, [clients, nodes]."""
+    """Returns the predicted number of missing neighbours of each node, [clients, nodes]."""
     return torch.relu(linear(latent, weights["count"])).squeeze(2)
 
 

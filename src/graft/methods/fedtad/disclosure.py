@@ -26,7 +26,7 @@ DISCLOSED = {
 
 
 def disclosed(graph: FleetGraph) -> Tree:
-    """The edges and features of a single client's graph, without padding, as a message."""
+    """Returns the edges and features of a single client's graph, without padding, as a message."""
     nodes = int(graph.sizes[0])
     edges = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()]).unsqueeze(0)
     features = graph.features
@@ -37,7 +37,8 @@ def disclosed(graph: FleetGraph) -> Tree:
 
 
 def merge_disclosed(parts: Sequence[Tree], width: int, device: torch.device) -> FleetGraph:
-    """The disclosed graphs of several clients as one; edges between clients are known to nobody and stay out."""
+    """Returns the disclosed graphs of several clients as one; edges between clients are known to nobody and stay
+    out."""
     tables = [feature_table(part, width) for part in parts]
     offsets = np.cumsum([0, *(table.shape[0] for table in tables)])
     edges = [part.edges.cpu().numpy() + offset for part, offset in zip(parts, offsets[:-1], strict=True)]

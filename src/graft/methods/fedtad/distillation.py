@@ -167,7 +167,7 @@ class Distillation(Plug):
         return disclosed(fleet.graph)
 
     def students(self, server: Server, models: Tree, clients: list[int]) -> Students:
-        """The models that the host aggregated, with the state of their optimiser and their dropout streams."""
+        """Returns the models that the host aggregated, with the state of their optimiser and their dropout streams."""
         personal = "models" in server.state
         if self.student_optimizer == "reset":
             optimizer = new_optimizer(server, models)
@@ -185,7 +185,8 @@ class Distillation(Plug):
             state.student_optimizer = write_rows(state.student_optimizer, rows, optimizer) if personal else optimizer
 
     def scope(self, server: Server, students: Weights, teachers: Weights) -> Tensor:
-        """Which teachers each student learns from, [students, teachers]; one row where it is the same for all."""
+        """Returns which teachers each student learns from, [students, teachers]; one row where it is the same for
+        all."""
         count = len(next(leaf for _, leaf in flatten(teachers)))
         if self.teachers == "all" or "models" not in server.state:
             return torch.ones(1, count, device=server.device)

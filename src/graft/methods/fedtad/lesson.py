@@ -51,7 +51,7 @@ def relative_reliability(reliability: Tensor, scope: Tensor) -> Tensor:
 
 
 def teacher_votes(reliability: Tensor, scope: Tensor, labels: Tensor) -> Tensor:
-    """The share of each teacher at each synthetic node, divided by how many nodes have its class:
+    """Returns the share of each teacher at each synthetic node, divided by how many nodes have its class:
     [students, teachers, nodes]."""
     counts = torch.zeros(reliability.shape[1], device=reliability.device)
     counts.index_add_(0, labels, torch.ones_like(labels).to(reliability))
@@ -59,7 +59,7 @@ def teacher_votes(reliability: Tensor, scope: Tensor, labels: Tensor) -> Tensor:
 
 
 def mixing_coefficients(students: Weights, teachers: Weights) -> Tensor:
-    """The shares in which each student is a mean of the teachers, [students, teachers], by least squares.
+    """Returns the shares in which each student is a mean of the teachers, [students, teachers], by least squares.
 
     A personalised host does not report whom it averaged, but its models do: there are far more weights than clients.
     """

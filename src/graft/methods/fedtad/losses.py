@@ -22,7 +22,7 @@ def prediction_gap(students: Tensor, teachers: Tensor, votes: Tensor) -> Tensor:
 
 
 def logit_gap(students: Tensor, teachers: Tensor, votes: Tensor) -> Tensor:
-    """The mean absolute difference of logits, weighted over teachers and nodes; one number a student."""
+    """Returns the mean absolute difference of logits, weighted over teachers and nodes; one number a student."""
     return ((students.unsqueeze(1) - teachers).abs().mean(3) * votes).sum((1, 2))
 
 

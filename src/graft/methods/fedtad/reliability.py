@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def class_reliability(method: Distillation, fleet: Fleet) -> np.ndarray:
-    """The reliability of a single client for each class, [classes], by the measure that the method names."""
+    """Returns the reliability of a single client for each class, [classes], by the measure that the method names."""
     measures: dict[str, Callable[[], np.ndarray]] = {
         "topology": lambda: topology_reliability(method, fleet),
         "count": lambda: sum_by_class(fleet, np.ones(len(train_nodes(fleet)))),
@@ -51,8 +51,8 @@ def topology_reliability(method: Distillation, fleet: Fleet) -> np.ndarray:
 
 
 def similarity_sums(adjacency_rows: csr_array, nodes: np.ndarray, tables: list[Any]) -> np.ndarray:
-    """The sum of cosines of each of the nodes with its neighbours; a node is described by several tables side by
-    side, dense or sparse."""
+    """Returns the sum of cosines of each of the nodes with its neighbours; a node is described by several tables side
+    by side, dense or sparse."""
     norms = np.sqrt(sum(squared_norms(table) for table in tables))
     scale = 1 / np.maximum(norms, 1e-12)
     sums = np.zeros(len(nodes))
@@ -75,7 +75,7 @@ def squared_norms(rows: Any) -> np.ndarray:
 
 
 def node_features(fleet: Fleet) -> Any:
-    """The features of a single client without padding, dense or sparse."""
+    """Returns the features of a single client without padding, dense or sparse."""
     nodes, features = int(fleet.size[0]), fleet.graph.features
     if isinstance(features, Tensor):
         return features[0, :nodes].cpu().numpy()
@@ -87,6 +87,6 @@ def train_nodes(fleet: Fleet) -> np.ndarray:
 
 
 def sum_by_class(fleet: Fleet, values: np.ndarray) -> np.ndarray:
-    """Sums over each class of one value a training node, [classes]."""
+    """Returns sums over each class of one value a training node, [classes]."""
     labels = fleet.labels.classes[0].cpu().numpy()[train_nodes(fleet)]
     return np.bincount(labels, weights=values, minlength=fleet.classes)

@@ -42,7 +42,7 @@ class SharedMatrix(BlockSparse):
 
 @lru_cache(maxsize=16)
 def complete(blocks: int, nodes: int, device: torch.device) -> BlockSparse:
-    """The sparsity pattern of blocks of complete graphs with self-loops."""
+    """Returns the sparsity pattern of blocks of complete graphs with self-loops."""
     rows = blocks * nodes
     starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * nodes
     first = torch.arange(blocks, dtype=torch.int32, device=device).repeat_interleave(nodes) * nodes
@@ -98,13 +98,14 @@ def nearest(features: Tensor, count: int, by: Similarity) -> Tensor:
 
 
 def neighbour_graph(features: Tensor, count: int, by: Similarity) -> PseudoGraph:
-    """Nodes joined to those that are nearest to them, in both directions; models add self-loops themselves."""
+    """Returns nodes joined to those that are nearest to them, in both directions; models add self-loops themselves."""
     chosen = nearest(features, count, by)
     return PseudoGraph(torch.maximum(chosen, chosen.T).fill_diagonal_(0), features)
 
 
 def stacked_logits(model: Model, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Tensor:
-    """The logits of every model of a stack on one graph, [models, nodes, classes]; a random stream means dropout."""
+    """Returns the logits of every model of a stack on one graph, [models, nodes, classes]; a random stream means
+    dropout."""
     models = len(next(leaf for _, leaf in flatten(weights)))
     if model.stackable:
         return model(weights, shared_by(graph, models), random).logits
@@ -116,7 +117,7 @@ def stacked_logits(model: Model, weights: Weights, graph: FleetGraph, random: St
 
 
 def shared_by(graph: FleetGraph, models: int) -> FleetGraph:
-    """A single graph, repeated for so many models."""
+    """Returns a single graph, repeated for so many models."""
     if graph.clients == models:
         return graph
     return graph.for_models(models) if isinstance(graph, PseudoGraph) else graph.select([0] * models)

@@ -27,7 +27,7 @@ Indices = NDArray[np.int64]
 
 
 def as_scipy(matrix: BlockSparse, rows: int, width: int) -> csr_array:
-    """The first rows and columns of a matrix of one block, for what PyTorch has no sparse product for."""
+    """Returns the first rows and columns of a matrix of one block, for what PyTorch has no sparse product for."""
     starts, columns = matrix.starts[: rows + 1].cpu().numpy(), matrix.columns.cpu().numpy()
     values = np.ones(len(columns)) if matrix.values is None else matrix.values.cpu().numpy().astype(np.float64)
     entries = int(starts[-1])  # padding comes last and has none
@@ -44,7 +44,7 @@ def return_probabilities(
     budget: int = BUDGET,
     probes: int = 256,
 ) -> Numbers:
-    """The return probabilities of some nodes after 1 to `length` steps, [nodes, length].
+    """Returns the return probabilities of some nodes after 1 to `length` steps, [nodes, length].
 
     They are exact where that takes at most `budget` multiplications; else only those of one and two steps are, and
     the others are estimated from random probes, see `estimate`. With `loops` a walk may also stay where it is.
@@ -64,8 +64,8 @@ def step_matrix(adjacency: csr_array, loops: bool) -> csr_array:
 
 
 def cost(steps: csr_array, nodes: Indices, length: int) -> Numbers:
-    """An upper bound of the multiplications for each node: the walks that leave it, but never more than all entries
-    of the matrix for a step."""
+    """Returns an upper bound of the multiplications for each node: the walks that leave it, but never more than all
+    entries of the matrix for a step."""
     pattern = csr_array((np.ones_like(steps.data), steps.indices, steps.indptr), shape=steps.shape)
     walks, total = np.ones(steps.shape[0]), np.zeros(steps.shape[0])
     for _ in range(highest_power(length)):
@@ -75,7 +75,7 @@ def cost(steps: csr_array, nodes: Indices, length: int) -> Numbers:
 
 
 def highest_power(length: int) -> int:
-    """The highest power of S that is needed for return probabilities up to a length."""
+    """Returns the highest power of S that is needed for return probabilities up to a length."""
     return (length + 1) // 2
 
 
@@ -124,7 +124,7 @@ def add_pair(probabilities: Numbers, rows: Any, power: int, odd: Numbers, even: 
 
 
 def row_products(first: csr_array, second: csr_array) -> Numbers:
-    """The inner products of corresponding rows of two matrices."""
+    """Returns the inner products of corresponding rows of two matrices."""
     summed: Numbers = first.multiply(second).sum(1)
     return summed
 
