@@ -89,7 +89,7 @@ def test_features_are_those_of_the_client_and_zero_below(sparse):
 
 
 @pytest.mark.parametrize("prepared", ["neighbours", "with_self_loops", "normalised", "mean"])
-def test_spare_nodes_never_reach_a_real_one(prepared):
+def test_padding_nodes_never_reach_a_real_one(prepared):
     laid = build_fleet_graph(toy_graphs(), CPU)
     matrix = getattr(laid, prepared)
     hidden = torch.randn(3, 12, 4)

@@ -207,7 +207,7 @@ def test_view_of_a_graph_without_any_edge_hides_features_only():
             torch.testing.assert_close(mine, theirs)
 
 
-def test_spare_nodes_stay_out_of_a_view():
+def test_padding_nodes_stay_out_of_a_view():
     laid = build_fleet_graph(toy_graphs(), CPU)
     view = make_view(laid)
     hidden = torch.randn(3, 12, 4)

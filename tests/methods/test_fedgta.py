@@ -45,7 +45,7 @@ def test_confidence_at_a_node_of_degree_three(hub, wanted):
     assert found == pytest.approx(wanted, abs=2e-6)
 
 
-def test_spare_nodes_and_lonely_clients_have_no_confidence():
+def test_padding_nodes_and_lonely_clients_have_no_confidence():
     alone = linked(2, [], [0, 1], train=[0])
     sure = torch.tensor([1.0, 0.0]).expand(2, 4, 2)
     assert FedGTA().confidence(fleet_of(star(), alone), sure).tolist() == pytest.approx([6 * 2 / math.e, 0.0], abs=1e-5)
@@ -90,7 +90,7 @@ def test_training_nodes_know_the_truth_and_others_their_prediction():
     torch.testing.assert_close(soft[0, 1], (chances / 20).softmax(0))
 
 
-def test_moments_by_hand_without_spare_nodes():
+def test_moments_by_hand_without_padding_nodes():
     graphs = [linked(3, [(0, 1)], [0, 1, 0], train=[0]), linked(2, [(0, 1)], [0, 1], train=[0])]
     chances = torch.tensor([[[0.2, 0.8], [0.4, 0.6], [0.9, 0.1]], [[0.2, 0.8], [0.4, 0.6], [9.0, 9.0]]])
     found = {

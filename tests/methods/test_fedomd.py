@@ -83,7 +83,7 @@ def test_global_moments_are_those_of_all_hidden_features_together(models, dropou
     setup = ortho_setup(FedOMD(), models=models, dropout=dropout)
     engine = Watched(setup)
     fleet = engine.fleets[0]
-    start = random_weights(fleet.model, seed=2)  # biases that are not 0, so that spare nodes say something
+    start = random_weights(fleet.model, seed=2)  # biases that are not 0, so that padding nodes say something
     sent = map_tree(lambda leaf: leaf[0], start)
     run_rounds(setup, rounds=1, engine=engine, state=map_tree(torch.clone, {"model": sent}))
     fleet = fleet.with_random(Stream(fleet.state.seeds))
@@ -100,7 +100,7 @@ def test_global_moments_are_those_of_all_hidden_features_together(models, dropou
             found = target.moments[layer, order - 2].double()
             torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
         assert float(center.span[layer]) == pytest.approx(float(together.max() - together.min()))
-    assert (features.mean((0, 1)) - center.mean[-1]).abs().max() > 1e-4  # spare nodes would have changed it
+    assert (features.mean((0, 1)) - center.mean[-1]).abs().max() > 1e-4  # padding nodes would have changed it
 
 
 def test_moments_around_another_point_are_exact():
@@ -112,7 +112,7 @@ def test_moments_around_another_point_are_exact():
     assert torch.equal(moments_around(own[:, :, 0], own), own[:, :, 1:])
 
 
-def test_spare_nodes_are_in_no_moment():
+def test_padding_nodes_are_in_no_moment():
     fleet = InProcess(ortho_setup()).fleets[0]
     features = torch.rand(3, 12, 4, generator=torch.Generator().manual_seed(0))
     wild = features.masked_fill(~fleet.graph.real.unsqueeze(2), 1e6)

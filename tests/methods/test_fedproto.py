@@ -47,7 +47,7 @@ def test_client_sends_means_and_counts_of_its_training_nodes():
 
 
 def larger_client():
-    """A client that is larger, so that the other one is padded with spare nodes."""
+    """A client that is larger, so that the other one is padded."""
     return hand_graph([(1, 1)] * 6, [0, 1, 2, 0, 1, 2], 3)
 
 
@@ -93,7 +93,7 @@ def test_client_without_a_class_neither_sends_it_nor_is_pulled_by_it():
     assert (change[:2].abs() > 1e-3).all()
 
 
-def test_spare_nodes_are_in_no_mean():
+def test_padding_nodes_are_in_no_mean():
     fleet = InProcess(toy_setup(FedProto())).fleets[0]
     output = fleet.predict(fleet.state.model)
     wild = output.embedding.masked_fill(~fleet.graph.real.unsqueeze(2), 1e9)

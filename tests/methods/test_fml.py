@@ -133,7 +133,7 @@ def test_where_and_how_softly_the_two_are_compared_matters():
     assert gap(usual, soft) > 1e-5
 
 
-def test_spare_nodes_teach_nothing():
+def test_padding_nodes_teach_nothing():
     setup = toy_setup(FML(kd_nodes="all"), models="sage", dropout=0.5)
     fleet, alone = run_rounds(setup), run_rounds(setup, engine=InProcess(setup, alone=True))
     assert len(fleet.engine.fleets) == 1

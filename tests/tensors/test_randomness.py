@@ -61,7 +61,7 @@ def test_a_clients_draws_do_not_depend_on_its_fleet():
 
 
 @pytest.mark.parametrize("width", [1, 4, 7, 64])
-def test_spare_rows_do_not_change_the_rows_above(width):
+def test_padding_rows_do_not_change_the_rows_above(width):
     short, long = draw(5, rows=7, width=width), draw(5, rows=12, width=width)
     assert torch.equal(short[0], long[0, :7])
     assert short.shape == (1, 7, width)

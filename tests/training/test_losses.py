@@ -64,7 +64,7 @@ def test_mean_over_nothing_is_zero():
     assert mean_over(values, nodes).tolist() == [2.0, 0.0]
 
 
-def test_all_nodes_are_all_but_the_spare_ones():
+def test_all_nodes_are_all_but_the_padding():
     fleet = toy_setup(Local()).fleet([0, 1, 2])
     assert fleet.node_mask("all").sum(1).tolist() == [12, 9, 7]
     assert fleet.node_mask("train").sum(1).tolist() == fleet.labels.masks[:, 0].sum(1).tolist()

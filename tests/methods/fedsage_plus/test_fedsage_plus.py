@@ -45,7 +45,7 @@ def test_counts_are_cut_to_whole_numbers_and_to_the_slots(count, each):
     fleet = mended_fleet(method, count=count)
     mended = method.mended(fleet)
     sizes = [12, 9, 7]
-    assert mended.nodes == 12 * (1 + each)  # and spare nodes, whose count is the same, have none
+    assert mended.nodes == 12 * (1 + each)  # and padding nodes, whose count is the same, have none
     degrees = mended.degree - torch.nn.functional.pad(fleet.graph.degree, (0, mended.nodes - 12))
     for client, size in enumerate(sizes):
         assert degrees[client, :size].tolist() == [float(each)] * size

@@ -139,7 +139,7 @@ def test_isolated_node_is_never_back_unless_it_may_stay():
     assert none.shape == (0, 3)
 
 
-def test_scipy_sees_the_graph_without_its_spare_nodes():
+def test_scipy_sees_the_graph_without_its_padding_nodes():
     from graft.graphs.fleet_graph import build_fleet_graph
 
     graphs = [toy_graph(12), toy_graph(9)]
