@@ -21,7 +21,8 @@ def with_experiment_options(command: Command) -> Command:
     own = [entry for entry in signature.parameters.values() if entry.kind != entry.VAR_KEYWORD]
     position = 1 + [entry.name for entry in own].index("file")
     parameters = [*own[:position], *experiment_options(), *own[position:]]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_signature: Any = command  # the type of a function has no such attribute
+    with_signature.__signature__ = signature.replace(parameters=parameters)
     return command
 
 

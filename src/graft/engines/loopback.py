@@ -38,9 +38,9 @@ class Loopback:
         self.wire_bytes = 0  # everything that went through the pipes, framing included
         self._losses: StepLosses = []
         # A fork server imports PyTorch once and forks a clean process a client.
-        start = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
-        context = get_context(start)
-        if start == "forkserver":
+        forkserver = "forkserver" in get_all_start_methods()
+        context = get_context("forkserver") if forkserver else get_context("spawn")
+        if forkserver:
             context.set_forkserver_preload(["graft.engines.loopback"])
         self._pipes: dict[int, Connection] = {}
         self._workers = []
@@ -55,7 +55,7 @@ class Loopback:
                 scoring=scoring,
                 federation=len(setup.graphs),
             )
-            worker = context.Process(target=serve, args=(there, worker_setup, client), daemon=True)  # type: ignore[attr-defined]
+            worker = context.Process(target=serve, args=(there, worker_setup, client), daemon=True)
             worker.start()
             there.close()
             self._pipes[client] = here

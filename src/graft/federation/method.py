@@ -46,8 +46,8 @@ def step(function: Any = None, *, fleet: bool = True, pure: bool = False) -> Any
     nothing else was asked of a client.
     """
 
-    def mark(function: Step) -> Step:
-        function.__graft_step__ = StepKind(fleet, pure)  # type: ignore[attr-defined]
+    def mark(function: Any) -> Any:
+        function.__graft_step__ = StepKind(fleet, pure)
         return function
 
     return mark if function is None else mark(function)

@@ -9,7 +9,7 @@ every client is given a model of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from graft.errors import InputError
 from graft.federation.method import Method
@@ -56,8 +56,7 @@ class Plug(Method):
             raise InputError("A plug works on what its host aggregates, and this one's round calls no `aggregate`.")
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:
-        host: Aggregates = super()  # type: ignore[assignment]  # the next class in line
-        host.aggregate(server, clients, replies)
+        cast("Aggregates", super()).aggregate(server, clients, replies)
         self.after_aggregation(server, clients, replies)
         server.cache["plugged"] = True
 

@@ -72,7 +72,8 @@ class FedGTA(Method):
         return fleet.label_loss(weights)
 
     def personalised(self, server: Server) -> Weights:
-        return server.state.models  # type: ignore[no-any-return]
+        models: Weights = server.state.models
+        return models
 
     def smoothed(self, fleet: Fleet, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns propagated predictions, and the same softened by the temperature; training nodes have their

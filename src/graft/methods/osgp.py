@@ -64,7 +64,8 @@ class OSGP(PeerMethod):
     @step
     def push(self, fleet: Fleet) -> Tree:
         """Send sum and mass; the weight of a link is the share of them that it carries."""
-        return fleet.state.held  # type: ignore[no-any-return]
+        held: Tree = fleet.state.held
+        return held
 
     @step
     def gather(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
