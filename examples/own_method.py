@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Lt
 
 import graft
-from graft import Method, Reveals, Tree, map_tree, step
+from graft import MODEL, Method, Tree, map_tree, step
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TrimmedMean(Method):
 
     one_model: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
-    reveals: ClassVar = {"train/model": Reveals("weights of a model trained on the client's data", model=True)}
+    reveals: ClassVar = {"train/model": MODEL}  # what leaves a client
 
     trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2  # share of the clients that is left out at either end
 

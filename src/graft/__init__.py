@@ -17,10 +17,18 @@ if TYPE_CHECKING:
     from graft.experiments.run import resume, run
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
-    from graft.federation.method import Method, step
-    from graft.federation.peers import PeerMethod, Peers, mix_models
-    from graft.federation.plug import Plug
-    from graft.federation.reveals import Reveals
+    from graft.federation.method import Method, Placement, step
+    from graft.federation.peers import (
+        PeerMethod,
+        Peers,
+        draw_peers,
+        equal_links,
+        everyone_else,
+        heard_mask,
+        mix_models,
+    )
+    from graft.federation.plug import Plug, aggregated, replace_aggregated
+    from graft.federation.reveals import MODEL, NODES, VOTE, Reveals
     from graft.federation.server import Server
     from graft.federation.session import Session
     from graft.federation.topologies import Topology
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
         start_linear,
     )
     from graft.models.build import build_model
-    from graft.tensors.randomness import Stream
+    from graft.tensors.randomness import Stream, index_tensor
     from graft.tensors.trees import (
         Tree,
         Weights,
@@ -70,10 +78,13 @@ _MODULES = {
     "experiments.run": ("resume", "run"),
     "federation.clients": ("Clients", "Replies"),
     "federation.fleet": ("Fleet",),
-    "federation.method": ("Method", "step"),
-    "federation.peers": ("PeerMethod", "Peers", "mix_models"),
-    "federation.plug": ("Plug",),
-    "federation.reveals": ("Reveals",),
+    "federation.method": ("Method", "Placement", "step"),
+    "federation.peers": (
+        *("PeerMethod", "Peers"),
+        *("draw_peers", "equal_links", "everyone_else", "heard_mask", "mix_models"),
+    ),
+    "federation.plug": ("Plug", "aggregated", "replace_aggregated"),
+    "federation.reveals": ("MODEL", "NODES", "VOTE", "Reveals"),
     "federation.server": ("Server",),
     "federation.session": ("Session",),
     "federation.topologies": ("Topology",),
@@ -85,7 +96,7 @@ _MODULES = {
         *("add_bias", "glorot", "linear", "project", "propagate", "start_linear"),
     ),
     "models.build": ("build_model",),
-    "tensors.randomness": ("Stream",),
+    "tensors.randomness": ("Stream", "index_tensor"),
     "tensors.trees": (
         *("Tree", "Weights", "broadcast_tree", "count_bytes", "flatten", "map_tree", "select_clients"),
         *("squared_distance", "stack", "unflatten", "weighted_mean"),
@@ -99,8 +110,11 @@ __all__ = [
     "DATASETS",
     "FAMILIES",
     "METHODS",
+    "MODEL",
     "MODELS",
+    "NODES",
     "PLUGS",
+    "VOTE",
     "Clients",
     "Experiment",
     "ExperimentSettings",
@@ -118,6 +132,7 @@ __all__ = [
     "Output",
     "PeerMethod",
     "Peers",
+    "Placement",
     "Plug",
     "Replies",
     "Result",
@@ -132,14 +147,20 @@ __all__ = [
     "Weights",
     "__version__",
     "add_bias",
+    "aggregated",
     "broadcast_tree",
     "build_federation",
     "build_model",
     "build_setup",
     "count_bytes",
     "divergence",
+    "draw_peers",
+    "equal_links",
+    "everyone_else",
     "flatten",
     "glorot",
+    "heard_mask",
+    "index_tensor",
     "linear",
     "load",
     "log_softmax",
@@ -150,6 +171,7 @@ __all__ = [
     "mix_models",
     "project",
     "propagate",
+    "replace_aggregated",
     "resume",
     "run",
     "select_clients",
