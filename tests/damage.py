@@ -313,7 +313,8 @@ def run_cases(subjects: list[str], count: int, first: int = 0) -> dict[str, Coun
 def watch(subjects: list[str], numbers: range):
     """Yields case by case what a worker says, and at last, where it died or hung, that it did."""
     command = [sys.executable, "-m", "tests.damage", ",".join(subjects), str(numbers.start), str(numbers.stop)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    folders = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
     lines: Queue[str | None] = Queue()
 
