@@ -1,13 +1,15 @@
 """Every script in examples/ runs as a user would run it, from another folder, and shows what it says it shows."""
 
 import ast
+import multiprocessing
 import os
 import re
-import subprocess
-import sys
+import runpy
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 
 import graft
 from graft.testing import check_method
@@ -15,29 +17,29 @@ from graft.testing import check_method
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
+def run_script(path, folder, output):
+    """Runs a script as `python path` would in that folder; what it prints goes to a file."""
+    torch.set_num_threads(1)  # all of them run at once
+    os.chdir(folder)
+    with output.open("w") as file, redirect_stdout(file):
+        runpy.run_path(str(path), run_name="__main__")
+
+
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """What each of them prints; all run at once, since most of their time goes into importing PyTorch."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    folder = tmp_path_factory.mktemp("elsewhere")
-    running = {
-        path.stem: subprocess.Popen(
-            [sys.executable, path],
-            cwd=folder,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for path in EXAMPLES
-    }
-    outputs = {}
-    for name, process in running.items():
-        out, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, f"{name}: {errors}"
-        outputs[name] = out
+    """What each of them prints; each has a process of its own, forked from one that has imported PyTorch already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["graft.engines.loopback", "graft.experiments.run", "tests.test_examples"])
+    folder, outputs = tmp_path_factory.mktemp("elsewhere"), tmp_path_factory.mktemp("outputs")
+    files = {path: outputs / path.stem for path in EXAMPLES}
+    running = {path: context.Process(target=run_script, args=(path, folder, output)) for path, output in files.items()}
+    for process in running.values():
+        process.start()
+    for path, process in running.items():
+        process.join(timeout=600)
+        assert process.exitcode == 0, f"{path.stem}: {files[path].read_text()}"
     assert not list(folder.iterdir()), "an example leaves files behind"
-    return outputs
+    return {path.stem: output.read_text() for path, output in files.items()}
 
 
 def numbers(pattern, text):

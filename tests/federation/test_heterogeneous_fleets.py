@@ -1,6 +1,7 @@
 """Methods on mixed fleets: results do not depend on who shares a fleet, and neither does what a checkpoint holds."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -29,6 +30,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::graft.errors.MemoryWarning")
 
 def setup_of(name="fedgkc", clients=7, models="architectures", dropout=0.5, **settings):
     return toy_setup(contract_method(name), clients=clients, models=models, dropout=dropout, **settings)
+
+
+@cache
+def usual_rounds(name, rounds, first=1, participation=1.0):
+    """Rounds that many cases are compared with; they read them only."""
+    return run_rounds(setup_of(name, participation=participation), rounds=rounds, first=first)
 
 
 def on_common_paths(first, second):
@@ -77,7 +84,7 @@ def test_however_clients_train(training):
     setup = setup_of("fedgkc_paper", **training)
     together, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
     assert_alike(together, alone)
-    usual = run_rounds(setup_of("fedgkc_paper"), rounds=3)
+    usual = usual_rounds("fedgkc_paper", rounds=3)
     assert gap(together.client(0).model, usual.client(0).model) > 1e-4
 
 
@@ -106,10 +113,10 @@ def test_a_run_goes_on_in_fleets_of_any_kind(name, participation, before, after)
     engine = engines[after]()
     engine.restore(half.engine.state())
     rest = run_rounds(setup, rounds=2, engine=engine, first=3, state=half.server.state)
-    unbroken = run_rounds(setup, rounds=4)
+    unbroken = usual_rounds(name, rounds=4, participation=participation)
     assert_alike(unbroken, rest)
     assert gap(unbroken.server.state, rest.server.state) < 1e-5
-    forgetful = run_rounds(setup, rounds=2, first=3)
+    forgetful = usual_rounds(name, rounds=2, first=3, participation=participation)
     assert gap(unbroken.server.state, forgetful.server.state) > 1e-4
 
 
