@@ -12,16 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
+from harness import GraftSide, Scores, alternate, make_parser, make_setup, parse, write_results
 
 from graft.data.graphs import Graph
 from graft.data.splits import split
 from graft.data.synthetic import generate
+from graft.engines.capture import capture_stream
+from graft.federation.clients import Clients
+from graft.federation.evaluation import accuracy
 from graft.federation.method import Method
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 
 CASES: dict[str, tuple[Method, str]] = {"fedavg": (FedAvg(), "gcn"), "fedgkc": (FedGKC(), "architectures")}
+
+
+class OwnModels(GraftSide):
+    """Rounds after which every client's own model is scored, and no model of the server."""
+
+    def round(self) -> Scores:
+        self.rounds += 1
+        session = self.session
+        with capture_stream(self.device):
+            session.round(self.rounds, evaluate=False)
+            everyone = Clients(session.engine, self.rounds, session.engine.members())
+            correct = everyone.ask(session.setup.method.score).correct
+            return {"own": accuracy(correct, self.totals, self.nodes).mean("test") or 0.0}
 
 
 def build_graphs(clients: int, nodes: int) -> list[Graph]:
@@ -37,7 +53,7 @@ def measure(
     """Returns what rounds of so many clients cost, in all and for each."""
     method, models = CASES[name]
     sides = {
-        count: GraftSide(make_setup(method, graphs[:count], device, models, participation=participation))
+        count: OwnModels(make_setup(method, graphs[:count], device, models, participation=participation))
         for count in counts
     }
     medians = list(alternate(sides, rounds)[0].values())
