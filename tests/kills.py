@@ -14,17 +14,10 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+from tests import damage
 from tests.damage import essence
 
-SETTINGS = dict(
-    dataset="synthetic:nodes=60,degree=4,classes=3,features=6",
-    clients=3,
-    width=4,
-    participation=0.7,
-    device="cpu",
-    threads=1,
-    partition="random",
-)
+SETTINGS = {name: value for name, value in damage.SETTINGS.items() if name not in ("rounds", "checkpoint_every")}
 CALLS = [(os, "fsync"), (os, "replace"), (os, "unlink"), (os, "mkdir"), (os, "rmdir"), (io, "open"), (os, "open")]
 
 context = multiprocessing.get_context("forkserver")

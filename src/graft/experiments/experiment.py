@@ -18,7 +18,7 @@ from graft.engines.amounts import parse_memory
 from graft.errors import InputError
 from graft.federation import check_topology
 from graft.fields import check_field, check_fields
-from graft.files import read_text, write_text
+from graft.files import read_text
 from graft.methods import METHODS, PLUGS
 from graft.models import MODELS, list_models, parse_model
 from graft.options import split_options
@@ -340,11 +340,6 @@ def read_experiment(path: Path) -> dict[str, Any]:
         raise InputError(f"There is no experiment file {path}.") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:  # a TOMLDecodeError or a UnicodeError too
         raise InputError(f"{path} is not a readable TOML file: {error}.") from error
-
-
-def write_experiment(experiment: Experiment, path: Path) -> None:
-    """Writes everything that was resolved, enough to repeat the run."""
-    write_text(path, experiment_text(experiment))
 
 
 def experiment_text(experiment: Experiment) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graft.federation.clients import StepLosses
+
 KINDS = ("train", "validation", "test")
 
 
@@ -76,9 +78,7 @@ class Losses:
         return float(self.values.mean()) if self.owners else None
 
 
-def gather_losses(
-    losses: list[tuple[str, list[int], Tensor]], device: torch.device
-) -> tuple[list[tuple[str, int]], Tensor]:
+def gather_losses(losses: StepLosses, device: torch.device) -> tuple[list[tuple[str, int]], Tensor]:
     """Returns whose the last losses of a round are, and the losses one after the other."""
     owners = [(step, client) for step, clients, _ in losses for client in clients]
     values = [loss.detach().reshape(-1) for _, _, loss in losses]
