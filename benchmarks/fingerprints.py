@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from harness import alternate, make_parser, parse, write_results
 
-from graft.data.federation import Federation
+from graft.data.federation import FederationData
 from graft.data.graphs import adjacency
 from graft.data.synthetic import generate
 from graft.engines.in_process import InProcess
@@ -34,7 +34,7 @@ ROUNDS = 10  # between two choices of partners
 class TenRounds:
     """Peers that run ten rounds at a time."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, method: DFedSST) -> None:
+    def __init__(self, experiment: Experiment, federation: FederationData, method: DFedSST) -> None:
         setup = build_setup(experiment, method, federation)
         self.session = Session(setup, InProcess(setup))
         self.rounds = 0

@@ -11,7 +11,7 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from graft.errors import InputError
-from graft.experiments.experiment import make_method
+from graft.experiments.make_method import make_method
 from graft.federation.method import Method
 from graft.federation.plug import plugged
 from graft.fields import check_field, check_fields, describe_bounds

@@ -13,14 +13,8 @@ from typing_extensions import Doc
 
 import graft
 from graft.errors import InputError
-from graft.experiments.experiment import (
-    GROUPS,
-    Experiment,
-    ExperimentSettings,
-    experiment_text,
-    make_experiment,
-    read_experiment,
-)
+from graft.experiments.experiment import GROUPS, Experiment, ExperimentSettings, make_experiment
+from graft.experiments.experiment_files import experiment_text, read_experiment
 from graft.experiments.result import Result
 from graft.tensors.trees import Tree
 

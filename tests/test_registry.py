@@ -13,7 +13,8 @@ import graft
 from graft.data import DATASETS, parse_dataset
 from graft.data.datasets import load
 from graft.errors import InputError
-from graft.experiments.experiment import Experiment, check_names, make_experiment, make_method, name_of
+from graft.experiments.experiment import Experiment, check_names, make_experiment
+from graft.experiments.make_method import make_method, name_of
 from graft.federation import TOPOLOGIES
 from graft.federation.method import Method
 from graft.methods import METHODS, PLUGS

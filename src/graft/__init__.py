@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from graft.data import DATASETS
     from graft.data.datasets import load
-    from graft.data.federation import Federation
+    from graft.data.federation import FederationData
     from graft.data.graphs import Graph, make_graph
     from graft.engines.in_process import InProcess
     from graft.errors import GraftError, InputError, MemoryWarning, RunError
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "data": ("DATASETS",),
     "data.datasets": ("load",),
-    "data.federation": ("Federation",),
+    "data.federation": ("FederationData",),
     "data.graphs": ("Graph", "make_graph"),
     "engines.in_process": ("InProcess",),
     "errors": ("GraftError", "InputError", "MemoryWarning", "RunError"),
@@ -118,7 +118,7 @@ __all__ = [
     "Clients",
     "Experiment",
     "ExperimentSettings",
-    "Federation",
+    "FederationData",
     "Fleet",
     "FleetGraph",
     "GraftError",

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from graft.cli import app
 from graft.experiments import reproduce
-from graft.experiments.experiment import make_method
+from graft.experiments.make_method import make_method
 from graft.experiments.reproduce import group_cells, make_plan, parse_seeds
 from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Variant

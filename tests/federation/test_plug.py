@@ -14,7 +14,7 @@ from graft.cli import app
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
-from graft.experiments.experiment import make_method, name_of
+from graft.experiments.make_method import make_method, name_of
 from graft.federation.clients import Clients
 from graft.federation.method import Method
 from graft.federation.plug import Plug, aggregated, name_clashes, plugged, replace_aggregated, takes_plugs

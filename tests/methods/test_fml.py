@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.experiments.experiment import make_method
+from graft.experiments.make_method import make_method
 from graft.federation.fleet import initial_weights
 from graft.methods.fedavg import FedAvg
 from graft.methods.fml import FML

@@ -8,7 +8,8 @@ from typing import Annotated, Optional
 import typer
 
 from graft.cli.console import complain, say
-from graft.experiments.experiment import Experiment, check_names, make_method
+from graft.experiments.experiment import Experiment, check_names
+from graft.experiments.make_method import make_method
 from graft.methods import METHODS
 from graft.options import parse_settings
 

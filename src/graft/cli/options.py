@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from typing import Annotated, Any, Optional, TypeVar, get_args, get_type_hints
 
 import typer
@@ -44,9 +44,16 @@ def experiment_options() -> list[inspect.Parameter]:
 def help_of(field: Field[Any], annotation: Any) -> str:
     """Returns the documentation in an annotation, and the default."""
     text: str = next(note.documentation for note in get_args(annotation) if isinstance(note, Doc))
-    return f"{text} ({field.default})" if field.default != "" else text
+    shown = default_of(field)
+    return text if shown in ("", [], False) else f"{text} ({shown})"
 
 
-def type_of(field: Field[Any]) -> type:
-    """Returns a number or a text, as its default is."""
-    return type(field.default)
+def type_of(field: Field[Any]) -> Any:
+    """Returns a number, a text or a list of texts, as its default is."""
+    default = default_of(field)
+    return list[str] if isinstance(default, list) else type(default)
+
+
+def default_of(field: Field[Any]) -> Any:
+    make = field.default_factory
+    return field.default if make is MISSING else make()

@@ -12,8 +12,10 @@ from graft.cli.options import with_experiment_options
 from graft.cli.progress import round_progress
 from graft.cli.report import finish_run, show_results
 from graft.errors import InputError
-from graft.experiments.experiment import check_names, draft_experiment, make_experiment, make_method, read_experiment
+from graft.experiments.experiment import check_names, draft_experiment, make_experiment
+from graft.experiments.experiment_files import read_experiment
 from graft.experiments.free_folder import check_free
+from graft.experiments.make_method import make_method
 from graft.methods import METHODS
 from graft.options import parse_settings
 

@@ -17,14 +17,15 @@ from graft.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
-    """One graph, shared out among clients."""
+class FederationData:
+    """The graphs of all clients, split and ready to train on."""
 
     graph: Graph  # the whole graph, with the union of the clients' masks
     membership: Ints  # [N], the client of every node
     clients: list[Graph]
     card: dict[str, Any]
-    clean: Federation | None = None  # before it was perturbed, if models are scored there
+    clean: FederationData | None = None  # before it was perturbed, if models are scored there
+    names: tuple[str, ...] | None = None  # of the clients; None: they have numbers only
 
     @property
     def hash(self) -> str:
@@ -69,7 +70,7 @@ def build(
     rounding: str = "largest_remainder",
     perturbation: Perturbation | None = None,
     **partition_options: Any,
-) -> Federation:
+) -> FederationData:
     """Returns a graph partitioned among clients; partition, split and perturbation draw from separate streams of the
     seed."""
     scaled = normalise(graph, features)
@@ -81,14 +82,14 @@ def build(
         masks[name] = np.empty(graph.nodes, bool)
         masks[name][order] = np.concatenate([getattr(part, name) for part in parts])
     card = cards.card(scaled, membership, partition, seed, partition_options)
-    clean = Federation(replace(scaled, **masks), membership, parts, card)
+    clean = FederationData(replace(scaled, **masks), membership, parts, card)
     return clean if perturbation is None or not perturbation.active else perturbed(clean, perturbation, features)
 
 
-def perturbed(clean: Federation, perturbation: Perturbation, features: str = "raw") -> Federation:
+def perturbed(clean: FederationData, perturbation: Perturbation, features: str = "raw") -> FederationData:
     """Returns the same federation with the data of its clients perturbed; its card describes the perturbed data."""
     parts = perturbations.perturb(clean.clients, perturbation, clean.card["seed"], features)
     whole = perturbations.assemble(clean.graph, parts, clean.membership)
     card = cards.card(whole, clean.membership, *(clean.card[name] for name in ("method", "seed", "options")))
     card["perturbation"] = perturbations.describe(parts, perturbation)
-    return Federation(whole, clean.membership, parts, card, clean if perturbation.evaluate_on == "clean" else None)
+    return FederationData(whole, clean.membership, parts, card, clean if perturbation.evaluate_on == "clean" else None)

@@ -1,6 +1,6 @@
 """The graph that every other part of the data layer reads: features, edges, labels and masks in numpy and scipy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -13,6 +13,8 @@ from graft.errors import InputError
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Times = NDArray[np.float64]  # seconds since 1970, or whatever else grows with time
 Features: TypeAlias = Any  # float32 of shape [N, F]: an ndarray, or a csr_array when sparse
 
 MASKS = ("train", "validation", "test")
@@ -31,6 +33,12 @@ class Graph:
     train: Bools | None = None
     validation: Bools | None = None
     test: Bools | None = None
+    weights: Floats | None = None  # [E], above 0 and the same in both directions; None: all 1
+    ids: NDArray[np.str_] | None = None  # [N], what the owner calls the nodes; None: 0, 1, ...
+    feature_names: tuple[str, ...] | None = None  # [F]
+    class_names: tuple[str, ...] | None = None
+    node_times: Times | None = None  # [N]
+    edge_times: Times | None = None  # [E], the same in both directions
 
     @property
     def nodes(self) -> int:
@@ -60,6 +68,11 @@ def make_graph(
     y: ArrayLike,
     classes: int | None = None,
     masks: Mapping[str, ArrayLike | None] | None = None,
+    *,
+    ids: ArrayLike | None = None,
+    feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    node_times: ArrayLike | None = None,
 ) -> Graph:
     """Returns a graph of checked arrays, with edges made undirected, unique and free of self-loops."""
     features = _clean_features(name, x)
@@ -68,7 +81,18 @@ def make_graph(
     checked_masks: dict[str, Any] = {
         mask: _clean_mask(name, mask, values, nodes) for mask, values in (masks or {}).items() if values is not None
     }
-    return Graph(name, features, _clean_edges(name, edges, nodes), labels, classes, **checked_masks)
+    return Graph(
+        name,
+        features,
+        _clean_edges(name, edges, nodes),
+        labels,
+        classes,
+        **checked_masks,
+        ids=None if ids is None else np.asarray(ids, dtype=np.str_),
+        feature_names=None if feature_names is None else tuple(feature_names),
+        class_names=None if class_names is None else tuple(class_names),
+        node_times=None if node_times is None else np.asarray(node_times, dtype=np.float64),
+    )
 
 
 def _clean_features(name: str, x: Any) -> Features:
@@ -146,9 +170,7 @@ def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> t
         if not np.isfinite(values).all() or (values != np.floor(values)).any():
             raise InputError(f"The labels y of '{name}' must be whole numbers (NaN or -1 where there is none).")
     labels = values.astype(np.int64)
-    if labels.max() < 0:
-        raise InputError(f"Graph '{name}' has no label at all: every node is unlabelled.")
-    classes = int(labels.max()) + 1 if classes is None else classes
+    classes = max(int(labels.max()), 0) + 1 if classes is None else classes
     wrong = np.flatnonzero((labels < -1) | (labels >= classes))
     if len(wrong):
         raise InputError(
@@ -218,8 +240,10 @@ def cut(graph: Graph, membership: Ints) -> list[Graph]:
 
 
 def _select_nodes(graph: Graph, nodes: Ints, edges: Ints) -> Graph:
-    masks: dict[str, Any] = {name: mask[nodes] for name, mask in graph.masks.items()}
-    return replace(graph, x=graph.x[nodes], edges=edges, y=graph.y[nodes], **masks)
+    per_node: dict[str, Any] = {
+        name: getattr(graph, name)[nodes] for name in (*MASKS, "ids", "node_times") if getattr(graph, name) is not None
+    }
+    return replace(graph, x=graph.x[nodes], edges=edges, y=graph.y[nodes], **per_node)
 
 
 def largest_component(graph: Graph) -> Graph:

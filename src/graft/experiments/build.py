@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from graft.data import datasets
-from graft.data.federation import Federation, build
+from graft.data.federation import FederationData, build
 from graft.data.graphs import Graph
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
-from graft.experiments.experiment import Experiment, name_of
+from graft.experiments.experiment import Experiment
+from graft.experiments.make_method import name_of
 from graft.federation.method import Method
 from graft.federation.setup import Setup
 from graft.federation.topologies import Topology
@@ -18,7 +19,7 @@ from graft.models import assign_models
 from graft.options import split_options
 
 
-def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:
+def build_federation(experiment: Experiment, dataset: Any = None) -> FederationData:
     """Loads the data and shares it out among the clients."""
     partition, options = split_options(experiment.partition)
     return build(
@@ -26,14 +27,14 @@ def build_federation(experiment: Experiment, dataset: Any = None) -> Federation:
         experiment.clients,
         partition=partition,
         split=experiment.split,
-        features=experiment.features,
+        features="raw" if experiment.features == "auto" else experiment.features,
         seed=experiment.seed,
         perturbation=experiment.perturbation,
         **options,
     )
 
 
-def build_setup(experiment: Experiment, method: Method, federation: Federation, models: Any = None) -> Setup:
+def build_setup(experiment: Experiment, method: Method, federation: FederationData, models: Any = None) -> Setup:
     """Returns what an engine needs: a graph and an architecture a client, and the method they follow."""
     graphs, scoring, membership = method.place(federation)
     assigned = assign_models(

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
 from graft.data import DATASETS, check_partition, parse_dataset
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
+from graft.experiments.make_method import check_settings
+from graft.experiments.validation import validated
 from graft.federation import check_topology
-from graft.fields import check_field, check_fields
-from graft.files import read_text
+from graft.fields import check_fields
 from graft.methods import METHODS, PLUGS
 from graft.models import MODELS, list_models, parse_model
 from graft.options import split_options
-from graft.registry import Registry, UnknownName, close_to, parse_reference
+from graft.registry import Registry, UnknownName, parse_reference
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import DataclassInstance
-    from pydantic import TypeAdapter
 
     from graft.data.perturbations import Perturbation
     from graft.federation.method import Method
     from graft.training.optimizers import Training
 
 GIVEN = "given-in-python"  # stands in experiment.toml for an object that no file can name
-NONE = "none"  # the key of experiment.toml that names the settings that are None, which TOML has no word for
 LONG = 10_000_000  # more clients, rounds, epochs or batches than this are a mistake
 WIDEST = 65_536
 MOST_THREADS = 1024
@@ -46,7 +41,7 @@ GROUPS = {
     "models": "Models",
     "rounds": "Training",
     "weight_by": "Federation",
-    "score": "Evaluation",
+    "metric": "Evaluation",
     "device": "Engine",
 }
 
@@ -68,7 +63,16 @@ class Experiment:
     clients: Annotated[int, Ge(1), Le(LONG), Doc("How many clients share the graph.")] = 5
     partition: Annotated[str, Doc("louvain, metis, random, label-skew, or a file of client ids.")] = "louvain"
     split: Annotated[str, Doc("Train/validation/test percent within each client, as 20/40/40, or own.")] = "20/40/40"
-    features: Annotated[Literal["raw", "row", "l2", "standard"], Doc("raw, row, l2 or standard.")] = "raw"
+    graphs: Annotated[
+        list[str], Doc("Graphs as clients: folders or .npz files instead of a dataset, perhaps as name=path.")
+    ] = field(default_factory=list)
+    inductive: Annotated[bool, Doc("Test nodes and their edges are not in the graph that is trained on.")] = False
+    features: Annotated[
+        Literal["auto", "raw", "row", "l2", "standard"], Doc("raw, row, l2 or standard; auto: standard for tables.")
+    ] = "auto"
+    scaling: Annotated[
+        Literal["local", "federated"], Doc("Means and categories of each client alone, or agreed on by an exchange.")
+    ] = "local"
     label_sparsity: Annotated[Share, Doc("Share of the training nodes that lose their label.")] = 0.0
     label_noise: Annotated[Share, Doc("Share of the training labels that are made wrong.")] = 0.0
     edge_sparsity: Annotated[Share, Doc("Share of each client's edges that are taken away.")] = 0.0
@@ -88,6 +92,13 @@ class Experiment:
     rounds: Annotated[int, Ge(1), Le(LONG), Doc("Rounds of the federation.")] = 100
     epochs: Annotated[int, Ge(1), Le(LONG), Doc("Local epochs a round.")] = 3
     batches: Annotated[int, Ge(1), Le(LONG), Doc("Steps an epoch, each on a part of a client's nodes.")] = 1
+    loss: Annotated[Literal["cross_entropy", "focal"], Doc("cross_entropy or focal, for rare classes.")] = (
+        "cross_entropy"
+    )
+    focal_gamma: Annotated[float, Ge(0), Le(100), Doc("How much the focal loss looks away from what is easy.")] = 2.0
+    class_weights: Annotated[
+        Literal["none", "balanced"], Doc("balanced: every class of a client weighs the same in its loss.")
+    ] = "none"
     optimizer: Annotated[
         Literal["adam", "sgd", "momentum"], Doc("adam, sgd, or momentum: SGD that keeps 0.9 of its last step.")
     ] = "adam"
@@ -105,6 +116,10 @@ class Experiment:
         str,
         Doc("Who hears whom without a server: ring, random:k=3, ..., or a file of links; empty: as the method says."),
     ] = ""
+    metric: Annotated[
+        str,
+        Doc("Of accuracy, balanced_accuracy, macro_f1, f1, auroc, auprc, log_loss, ece; the first picks the round."),
+    ] = "accuracy"
     score: Annotated[Literal["personal", "global"], Doc("Models that pick the best round: personal or global.")] = (
         "personal"
     )
@@ -172,7 +187,10 @@ class ExperimentSettings(TypedDict, total=False):
     clients: int
     partition: str
     split: str
-    features: Literal["raw", "row", "l2", "standard"]
+    graphs: list[str]
+    inductive: bool
+    features: Literal["auto", "raw", "row", "l2", "standard"]
+    scaling: Literal["local", "federated"]
     label_sparsity: float
     label_noise: float
     edge_sparsity: float
@@ -187,6 +205,9 @@ class ExperimentSettings(TypedDict, total=False):
     rounds: int
     epochs: int
     batches: int
+    loss: Literal["cross_entropy", "focal"]
+    focal_gamma: float
+    class_weights: Literal["none", "balanced"]
     optimizer: Literal["adam", "sgd", "momentum"]
     learning_rate: float
     weight_decay: float
@@ -195,6 +216,7 @@ class ExperimentSettings(TypedDict, total=False):
     weight_by: Literal["nodes", "train", "uniform"]
     participation: float
     topology: str
+    metric: str
     score: Literal["personal", "global"]
     evaluate_every: int
     patience: int
@@ -268,7 +290,7 @@ def check_names(experiment: Experiment) -> None:
     METHODS.check(experiment.method)
     if experiment.plug:
         PLUGS.check(experiment.plug)
-    check_settings(experiment)
+    check_settings(experiment.method, experiment.settings, experiment.plug)
     if experiment.dataset != GIVEN:
         parse_dataset(experiment.dataset)
     check_partition(split_options(experiment.partition)[0])
@@ -282,107 +304,3 @@ def check_names(experiment: Experiment) -> None:
         from graft.data.splits import parse
 
         parse(experiment.split)
-
-
-def check_settings(experiment: Experiment) -> None:
-    """Refuses settings that are no field of the method or the plug, as far as their source tells."""
-    tables = [(METHODS, experiment.method)] + ([(PLUGS, experiment.plug)] if experiment.plug else [])
-    sources = [table.source(name) for table, name in tables]
-    if all(source and source.complete for source in sources):
-        names = [name for source in sources if source for name in source.fields]
-        check_known(experiment.settings, names, described(experiment.method, experiment.plug))
-
-
-def described(method: str, plug: str) -> str:
-    return f"method '{method}' with plug '{plug}'" if plug else f"method '{method}'"
-
-
-def make_method(name: str, settings: Mapping[str, Any], plug: str = "") -> Method:
-    """Returns the method of that name with its own settings, and those of what is added to it."""
-    kind = METHODS[name]
-    return validated(plugged_kind(kind, plug) if plug else kind, settings, described(name, plug))
-
-
-def plugged_kind(host: type[Method], plug: str) -> type[Method]:
-    """Returns the class of a method with a plug; refused for methods that it cannot be added to."""
-    from graft.federation.plug import plugged, takes_plugs
-
-    kind = PLUGS[plug]
-    if not takes_plugs(host):
-        raise InputError(
-            f"Plug '{plug}' cannot be added to {host.__name__}: it needs a server that keeps models of one "
-            f"architecture for clients, as these methods have: {', '.join(METHODS.matching(takes_plugs))}."
-        )
-    return plugged(host, kind)
-
-
-def add_plug(method: Method, plug: str, settings: Mapping[str, Any]) -> Method:
-    """Returns a method that is there already, with a plug of those settings."""
-    kind = plugged_kind(type(method), plug)
-    return validated(kind, {**asdict(method), **settings}, f"{type(method).__name__} with plug '{plug}'")
-
-
-def name_of(method: Method) -> str:
-    """Returns the short name of a method with its plug: that of the table, or of your own class."""
-    host, plug = getattr(method, "host", None), getattr(method, "plug", None)
-    return METHODS.label_of(type(method)) if host is None else f"{METHODS.label_of(host)}+{PLUGS.label_of(plug)}"
-
-
-def read_experiment(path: Path) -> dict[str, Any]:
-    """Returns the values in an experiment file."""
-    try:
-        values = tomllib.loads(read_text(path))
-        unset = values.pop(NONE, [])
-        if unset:
-            values["settings"] = {**values.get("settings", {}), **dict.fromkeys(unset)}
-        return values
-    except FileNotFoundError:
-        raise InputError(f"There is no experiment file {path}.") from None
-    except (OSError, ValueError, TypeError, RecursionError) as error:  # a TOMLDecodeError or a UnicodeError too
-        raise InputError(f"{path} is not a readable TOML file: {error}.") from error
-
-
-def experiment_text(experiment: Experiment) -> str:
-    """Returns the TOML of an experiment; settings that are None are listed by name, for TOML has no word for it."""
-    values = asdict(experiment)
-    settings = values.pop("settings")
-    unset = sorted(name for name, value in settings.items() if value is None)
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    return tomli_w.dumps({**values, **({NONE: unset} if unset else {}), "settings": chosen})
-
-
-Kind = TypeVar("Kind", bound="DataclassInstance")
-
-
-def validated(kind: type[Kind], values: Mapping[str, Any], what: str) -> Kind:
-    """Returns an instance of a dataclass made of those values; one that does not fit is refused in one sentence."""
-    from pydantic import ValidationError
-
-    names = [entry.name for entry in fields(kind)]
-    check_known(values, names, what)
-    try:
-        instance: Kind = type_adapter(kind).validate_python(dict(values))
-        return instance
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in names)
-        if name in values and isinstance(first["input"], int | float):
-            check_field(kind, name, first["input"])  # says it in our words, where a bound is not kept
-        message = first["msg"][:1].lower() + first["msg"][1:]
-        raise InputError(f"Setting '{name}' of {what} is {first['input']!r}: {message}.") from None
-
-
-@lru_cache(maxsize=64)
-def type_adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """Returns the validator of a dataclass; it takes longer to make than a study takes to use it hundreds of times."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-def check_known(values: Mapping[str, Any], names: list[str], what: str) -> None:
-    """Refuses values that there is no field for."""
-    for name in values:
-        if name not in names:
-            possible = ", ".join(sorted(names)) or "none at all"
-            raise InputError(f"Unknown setting '{name}'{close_to(name, names)} of {what}: there are {possible}.")

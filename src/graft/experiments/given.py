@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from graft.data.federation import Federation
+from graft.data.federation import FederationData
 from graft.errors import InputError
-from graft.experiments.experiment import GIVEN, Experiment, add_plug, make_experiment, make_method
+from graft.experiments.experiment import GIVEN, Experiment, make_experiment
+from graft.experiments.make_method import add_plug, make_method
 from graft.federation.method import Method
 from graft.federation.plug import Plug
 from graft.methods import METHODS, PLUGS
@@ -23,7 +24,7 @@ class Given:
     method: Method | None = None
     dataset: Any = None
     models: Any = None
-    federation: Federation | None = None  # built before, for several runs on the same data
+    federation: FederationData | None = None  # built before, for several runs on the same data
 
     def method_of(self, experiment: Experiment) -> Method:
         """Returns the method of an experiment: the one that was given, with the plug that is added to it, or the one

@@ -23,14 +23,15 @@ from typing import Any, TypeVar
 import torch
 
 from graft.data import datasets
-from graft.data.federation import Federation
+from graft.data.federation import FederationData
 from graft.data.graphs import Graph
 from graft.data.perturbations import FIELDS as PERTURBATION
 from graft.engines.threads import cores
 from graft.errors import GraftError, InputError
 from graft.experiments.build import build_federation
-from graft.experiments.experiment import Experiment, make_experiment, make_method
+from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.given import Given
+from graft.experiments.make_method import make_method
 from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
 from graft.experiments.studies import PORTRAITS, STUDIES
@@ -314,10 +315,10 @@ def accuracy_curve(result: Result) -> dict[str, list[float]]:
     }
 
 
-Federations = dict[tuple[Any, ...], Federation | Exception]  # of the latest data, or why they cannot be built
+Federations = dict[tuple[Any, ...], FederationData | Exception]  # of the latest data, or why they cannot be built
 
 
-def cached_federation(experiment: Experiment, federations: Federations) -> Federation:
+def cached_federation(experiment: Experiment, federations: Federations) -> FederationData:
     """Returns the federation of an experiment, built once for all that share it; the error, where it cannot be
     built."""
     key = tuple(getattr(experiment, name) for name in DATA_FIELDS)

@@ -18,7 +18,7 @@ from torch import nn
 
 import graft
 from graft.data import cards
-from graft.data.federation import Federation
+from graft.data.federation import FederationData
 from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
@@ -27,14 +27,8 @@ from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
 from graft.experiments.build import build_federation, build_setup
 from graft.experiments.checkpoints import Checkpoint, Origin
-from graft.experiments.experiment import (
-    Experiment,
-    ExperimentSettings,
-    experiment_text,
-    make_experiment,
-    own_files,
-    read_experiment,
-)
+from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment, own_files
+from graft.experiments.experiment_files import experiment_text, read_experiment
 from graft.experiments.given import Given, describe
 from graft.experiments.recorder import Recorder
 from graft.experiments.result import Result
@@ -147,7 +141,7 @@ def _start(
         return Run(experiment, federation, session, recorder, progress).run_rounds(begun, checkpoint)
 
 
-def origin_of(experiment: Experiment, setup: Setup, federation: Federation, threads: int) -> Origin:
+def origin_of(experiment: Experiment, setup: Setup, federation: FederationData, threads: int) -> Origin:
     """Returns what a run must find unchanged when it is resumed."""
     return Origin(
         experiment=experiment_text(experiment),
@@ -180,7 +174,7 @@ class Run:
     def __init__(
         self,
         experiment: Experiment,
-        federation: Federation,
+        federation: FederationData,
         session: Session,
         recorder: Recorder | None,
         progress: Progress | None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from graft.data.federation import Federation
+from graft.data.federation import FederationData
 from graft.experiments.experiment import Experiment
 from graft.federation.clients import Traffic
 from graft.federation.evaluation import KINDS, Best, accuracy
@@ -115,7 +115,7 @@ class Scores:
 
 
 def describe_clients(
-    federation: Federation, models: list[Model], accuracies: list[dict[str, Any]]
+    federation: FederationData, models: list[Model], accuracies: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns the rows of result.json about each client."""
     return [
@@ -130,7 +130,7 @@ def describe_clients(
     ]
 
 
-def describe_run(experiment: Experiment, name: str, federation: Federation) -> dict[str, Any]:
+def describe_run(experiment: Experiment, name: str, federation: FederationData) -> dict[str, Any]:
     """Returns what result.json says of the run itself."""
     return {
         "method": name,

@@ -15,7 +15,7 @@ from graft.tensors.trees import Tree, Weights, select_clients
 if TYPE_CHECKING:
     import numpy as np
 
-    from graft.data.federation import Federation
+    from graft.data.federation import FederationData
     from graft.data.graphs import Graph
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
@@ -104,7 +104,7 @@ class Method:
         """Returns the architecture that clients train, and the server knows, where the experiment names this one."""
         return architecture
 
-    def place(self, federation: Federation) -> Placement:
+    def place(self, federation: FederationData) -> Placement:
         """Returns the graphs to train on: every client's own, scored as they were before any perturbation."""
         return Placement(federation.clients, None if federation.clean is None else federation.clean.clients)
 

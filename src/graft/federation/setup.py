@@ -42,10 +42,15 @@ class Setup:
     federation: int = 0  # how many clients there are in all, where not all of them are here
     membership: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
     rounds: int = 100  # how many there will be, for schedules
+    names: tuple[str, ...] | None = None  # of the clients, for messages to people; None: their numbers
 
     @property
     def clients(self) -> list[int]:
         return list(range(len(self.graphs)))
+
+    def client_name(self, client: int) -> str:
+        """Returns what people call a client."""
+        return str(client) if self.names is None else self.names[client]
 
     @cached_property
     def branches(self) -> dict[Model, str]:

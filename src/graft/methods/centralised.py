@@ -9,7 +9,7 @@ from graft.federation.method import Placement
 from graft.methods.local import Local
 
 if TYPE_CHECKING:
-    from graft.data.federation import Federation
+    from graft.data.federation import FederationData
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Centralised(Local):
     # "own" scores each client on its own graph, without the edges between clients.
     inference: Literal["whole", "own"] = "whole"
 
-    def place(self, federation: Federation) -> Placement:
+    def place(self, federation: FederationData) -> Placement:
         """Returns one graph of all clients' nodes, which still knows whose each one was."""
         scored = federation.clean or federation
         # All clients' own graphs side by side are the whole graph without the edges between them.

@@ -16,7 +16,7 @@ from graft.data.graphs import Graph
 from graft.engines.in_process import InProcess
 from graft.engines.messages import pack, unpack
 from graft.errors import InputError
-from graft.experiments.experiment import validated
+from graft.experiments.validation import validated
 from graft.federation.clients import Replies, Request
 from graft.federation.method import Method
 from graft.federation.session import Session, SessionState

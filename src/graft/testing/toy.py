@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from graft.data import cards
-from graft.data.federation import Federation
+from graft.data.federation import FederationData
 from graft.data.graphs import MASKS, Graph, cut, make_graph
 from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
@@ -62,12 +62,12 @@ def toy_graphs(clients: int = 3, sizes: Sequence[int] = SIZES, *, sparse: bool =
 
 def toy_federation(
     clients: int = 3, sizes: Sequence[int] = SIZES, *, sparse: bool = False, crossing: int = 6
-) -> Federation:
+) -> FederationData:
     """Returns the clients of `toy_graphs`, their nodes shuffled into one graph with a few edges between clients."""
     return join_graphs(toy_graphs(clients, sizes, sparse=sparse), crossing)
 
 
-def join_graphs(parts: Sequence[Graph], crossing: int = 6) -> Federation:
+def join_graphs(parts: Sequence[Graph], crossing: int = 6) -> FederationData:
     """Returns the federation of some clients' graphs: one graph, their nodes shuffled, with edges between clients."""
     owner = np.repeat(np.arange(len(parts)), [part.nodes for part in parts])
     random = np.random.default_rng(len(parts))
@@ -93,7 +93,7 @@ def join_graphs(parts: Sequence[Graph], crossing: int = 6) -> Federation:
         parts[0].classes,
         {name: whole([getattr(part, name) for part in parts]) for name in MASKS},
     )
-    return Federation(graph, membership, cut(graph, membership), cards.card(graph, membership, "toy", 0, {}))
+    return FederationData(graph, membership, cut(graph, membership), cards.card(graph, membership, "toy", 0, {}))
 
 
 def toy_setup(
@@ -111,7 +111,7 @@ def toy_setup(
     topology: Topology | None = None,
     rounds: int = 100,
     graphs: Sequence[Graph] | None = None,
-    federation: Federation | None = None,
+    federation: FederationData | None = None,
     **training: Any,
 ) -> Setup:
     """Returns a federation ready to run; further settings are those of `Training`.

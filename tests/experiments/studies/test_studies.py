@@ -4,7 +4,8 @@ from statistics import mean
 
 import pytest
 
-from graft.experiments.experiment import make_experiment, make_method
+from graft.experiments.experiment import make_experiment
+from graft.experiments.make_method import make_method
 from graft.experiments.reproduce import make_plan
 from graft.experiments.studies import STUDIES, fedgkc
 from graft.experiments.studies.study import Number, numbers

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from graft.data.federation import Federation
+from graft.data.federation import FederationData
 from graft.data.graphs import Graph, adjacency
 from graft.engines.in_process import InProcess
 from graft.experiments.build import build_federation, build_setup
-from graft.experiments.experiment import Experiment, make_experiment, make_method
+from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.given import Given
+from graft.experiments.make_method import make_method
 from graft.experiments.reports.figures import Heat, heat_maps
 from graft.experiments.reports.report import STYLE, html_table
 from graft.experiments.run import run_experiment
@@ -65,7 +66,7 @@ def write_portrait(
 
 
 def describe_clients(
-    portrait: Portrait, experiment: Experiment, federation: Federation, column: str
+    portrait: Portrait, experiment: Experiment, federation: FederationData, column: str
 ) -> tuple[list[Heat], list[Sequence[Any]]]:
     """Returns the heat maps of a federation, and a row of numbers for each client."""
     cards = federation.card["per_client"]
@@ -118,7 +119,9 @@ def min_max_scaled(rows: list[list[float]]) -> list[list[float | None]]:
     return [[float(value) for value in row] for row in (table - low) / spans]
 
 
-def leave_one_out(client: int, experiment: Experiment, federation: Federation, column: str, classes: list[str]) -> Heat:
+def leave_one_out(
+    client: int, experiment: Experiment, federation: FederationData, column: str, classes: list[str]
+) -> Heat:
     """Returns the accuracy of FedAvg's global model on each class when it was trained with and without one client."""
     others = federation.clients[:client] + federation.clients[client + 1 :]
     rest = replace(
@@ -135,7 +138,7 @@ def leave_one_out(client: int, experiment: Experiment, federation: Federation, c
     )
 
 
-def class_accuracy(experiment: Experiment, federation: Federation, model: Any) -> list[float | None]:
+def class_accuracy(experiment: Experiment, federation: FederationData, model: Any) -> list[float | None]:
     """Returns the accuracy of a global model on each class, over the test nodes of all clients."""
     method = make_method("fedavg", {})
     engine = InProcess(build_setup(experiment, method, federation))

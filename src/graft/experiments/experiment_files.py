@@ -1,0 +1,39 @@
+"""Experiments as TOML files."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from graft.errors import InputError
+from graft.experiments.experiment import Experiment
+from graft.files import read_text
+
+NONE = "none"  # the key that names the settings that are None, which TOML has no word for
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """Returns the values in an experiment file."""
+    try:
+        values = tomllib.loads(read_text(path))
+        unset = values.pop(NONE, [])
+        if unset:
+            values["settings"] = {**values.get("settings", {}), **dict.fromkeys(unset)}
+        return values
+    except FileNotFoundError:
+        raise InputError(f"There is no experiment file {path}.") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # a TOMLDecodeError or a UnicodeError too
+        raise InputError(f"{path} is not a readable TOML file: {error}.") from error
+
+
+def experiment_text(experiment: Experiment) -> str:
+    """Returns the TOML of an experiment; settings that are None are listed by name, for TOML has no word for it."""
+    values = asdict(experiment)
+    settings = values.pop("settings")
+    unset = sorted(name for name, value in settings.items() if value is None)
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    return tomli_w.dumps({**values, **({NONE: unset} if unset else {}), "settings": chosen})
