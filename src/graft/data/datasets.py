@@ -7,8 +7,6 @@ import io
 import os
 import socket
 import warnings
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
@@ -16,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from graft.data import DATASETS, SUFFIXES, parse_dataset
-from graft.data.graphs import MASKS, Features, Graph, largest_component, make_graph
+from graft.data.graphs import Graph, largest_component, make_graph
+from graft.data.npz import DAMAGED_FILE_ERRORS, read_npz
+from graft.data.pyg_data import from_pyg
 from graft.data.synthetic import generate
 from graft.data.tables import read_tables
 from graft.errors import GraftError, InputError
@@ -27,18 +26,6 @@ from graft.options import parse_options
 from graft.registry import parse_reference
 
 DOWNLOAD_SECONDS = 60  # without an answer for this long, a download has failed
-DAMAGED_FILE_ERRORS = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    UnicodeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)  # all that reading a damaged file is known to raise
 
 
 def load(source: Any, root: str | Path | None = None) -> Graph:
@@ -103,74 +90,6 @@ def _no_settings(name: str, settings: str) -> None:
 
 def _suffixes() -> str:
     return ", ".join(f"':{suffix}'" for suffix in SUFFIXES)
-
-
-# Files that people bring.
-
-
-def read_npz(path: Path) -> Graph:
-    """Returns the graph in a .npz file with the arrays x (or the parts of a sparse one), edges, y and perhaps masks."""
-    aliases = {"edges": "edge_index", "train": "train_mask", "validation": "val_mask", "test": "test_mask"}
-    expected = (
-        "it needs x (or x_data, x_indices, x_indptr and x_shape), edges and y, and may have train, validation and test"
-    )
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            arrays = dict(content)
-    except DAMAGED_FILE_ERRORS as error:
-        raise InputError(f"{path} is not a readable .npz file of plain arrays ({error}); {expected}.") from error
-    arrays.update({name: arrays[alias] for name, alias in aliases.items() if alias in arrays and name not in arrays})
-    if "x" not in arrays and "x_data" in arrays:
-        arrays["x"] = _read_sparse_features(path, arrays, expected)
-    missing = [name for name in ("x", "edges", "y") if name not in arrays]
-    if missing:
-        raise InputError(f"{path} lacks {' and '.join(missing)}: {expected}.")
-    edges = arrays["edges"]
-    if edges.ndim == 2 and edges.shape[0] != 2 and edges.shape[1] == 2:
-        edges = edges.T
-    return make_graph(path.stem, arrays["x"], edges, arrays["y"], masks={name: arrays.get(name) for name in MASKS})
-
-
-def _read_sparse_features(path: Path, arrays: dict[str, Any], expected: str) -> csr_array:
-    try:
-        parts = (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"])
-        x = csr_array(parts, shape=tuple(arrays["x_shape"]))
-        x.check_format(full_check=True)
-    except DAMAGED_FILE_ERRORS as error:
-        raise InputError(f"The parts of the sparse x in {path} do not fit together ({error}); {expected}.") from error
-    return x
-
-
-def from_pyg(data: Any, name: str = "pyg") -> Graph:
-    """Returns the graph of a PyG `Data`; of masks with several columns, the first."""
-    missing = [field for field in ("x", "edge_index", "y") if getattr(data, field, None) is None]
-    if missing:
-        raise InputError(f"The PyG Data lacks {' and '.join(missing)}: it needs x, edge_index and y.")
-    masks = {mask: _first_column(data, attribute) for mask, attribute in PYG_MASKS.items()}
-    return make_graph(name, _features_from_tensor(data.x), _array(data.edge_index), _array(data.y), masks=masks)
-
-
-PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
-
-
-def _array(tensor: Any) -> Any:
-    return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else np.asarray(tensor)
-
-
-def _first_column(data: Any, attribute: str) -> Any:
-    mask = getattr(data, attribute, None)
-    if mask is None:
-        return None
-    return _array(mask) if mask.ndim == 1 else _array(mask)[:, 0]
-
-
-def _features_from_tensor(x: Any) -> Features:
-    import torch
-
-    if not isinstance(x, torch.Tensor) or x.layout == torch.strided:
-        return _array(x)
-    cells = x.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()
-    return csr_array((cells.values().numpy(), tuple(cells.indices().numpy())), shape=tuple(cells.shape))
 
 
 # Datasets with a name.
