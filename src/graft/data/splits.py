@@ -4,16 +4,21 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import floor
 
 import numpy as np
 
-from graft.data.graphs import MASKS, Bools, Graph, Ints
+from graft.data.graphs import MASKS, Bools, Graph, Ints, Times, subgraph
 from graft.data.streams import stream
 from graft.errors import InputError
 
 Ratios = tuple[Fraction, Fraction, Fraction]  # exact, so that no share is lost to floating point
-EXPECTED = "three numbers above 0 that sum to at most 100 (or at most 1), such as '20/40/40', or 'own'"
+Draw = Callable[[str, Graph, np.random.Generator], Graph]  # masks for a graph, whose owner the text names
+BY_TIME = "time:"  # what a split by time begins with
+EXPECTED = (
+    "three numbers above 0 that sum to at most 100 (or at most 1), such as '20/40/40' or 'time:60/20/20', or 'own'"
+)
 
 
 def split(
@@ -23,11 +28,36 @@ def split(
     stratify: bool = True,
     rounding: str = "largest_remainder",
     min_train: int = 1,
+    names: Sequence[str] | None = None,
+    may_lack_labels: bool = False,
 ) -> list[Graph]:
-    """Returns the clients' graphs with masks; a client's masks depend on the seed and its index only."""
+    """Returns the clients' graphs with masks; a client's masks depend on the seed and its index only.
+
+    With `may_lack_labels` a client without any label has empty masks instead of being refused.
+    """
+    draw = _drawing(ratios, stratify, rounding, min_train)
+    parts = []
+    for client, graph in enumerate(graphs):
+        if may_lack_labels and not (graph.y >= 0).any():
+            parts.append(replace(graph, **{mask: np.zeros(graph.nodes, bool) for mask in MASKS}))
+        else:
+            owner = f"Client {client if names is None else names[client]}"
+            parts.append(draw(owner, graph, stream("split", seed, client)))
+    return parts
+
+
+def is_by_time(ratios: str | Sequence[float]) -> bool:
+    """Returns whether a split is by time."""
+    return isinstance(ratios, str) and ratios.startswith(BY_TIME)
+
+
+def _drawing(ratios: str | Sequence[float], stratify: bool, rounding: str, min_train: int) -> Draw:
+    """Returns how masks are drawn."""
     if ratios == "own":
-        return [_keep_own_masks(client, graph) for client, graph in enumerate(graphs)]
+        return _keep_own_masks
     shares = parse(ratios)
+    if is_by_time(ratios):
+        return partial(_split_by_time, shares=shares, min_train=min_train)
     if rounding not in ROUNDINGS:
         raise InputError(f"There is no rounding '{rounding}'; choose one of {', '.join(ROUNDINGS)}.")
     if rounding == "floor" and sum(shares) < 1:
@@ -35,16 +65,17 @@ def split(
             f"Rounding 'floor' needs ratios that sum to 100, and {ratios!r} do not: it would leave clients without a "
             f"training node, so use 'largest_remainder'."
         )
-    return [
-        _draw_masks(client, graph, shares, stream("split", seed, client), stratify, rounding, min_train)
-        for client, graph in enumerate(graphs)
-    ]
+    return partial(_draw_masks, shares=shares, stratify=stratify, rounding=rounding, min_train=min_train)
 
 
 def parse(ratios: str | Sequence[float]) -> Ratios:
     """Returns the shares of train, validation and test, as fractions of one."""
     try:
-        parts = re.split("[/-]", ratios) if isinstance(ratios, str) else [str(part) for part in ratios]
+        parts = (
+            re.split("[/-]", ratios.removeprefix(BY_TIME))
+            if isinstance(ratios, str)
+            else [str(part) for part in ratios]
+        )
         train, validation, test = (Fraction(part.strip()) for part in parts)
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise InputError(f"The split {ratios!r} cannot be read: give {EXPECTED}.") from error
@@ -56,7 +87,7 @@ def parse(ratios: str | Sequence[float]) -> Ratios:
     return train / whole, validation / whole, test / whole
 
 
-def _keep_own_masks(client: int, graph: Graph) -> Graph:
+def _keep_own_masks(owner: str, graph: Graph, random: np.random.Generator) -> Graph:  # noqa: ARG001
     missing = [name for name in MASKS if name not in graph.masks]
     if missing:
         raise InputError(
@@ -66,24 +97,74 @@ def _keep_own_masks(client: int, graph: Graph) -> Graph:
     masks = [mask & (graph.y >= 0) for mask in graph.masks.values()]
     if (np.sum(masks, axis=0) > 1).any():
         raise InputError(f"The own masks of '{graph.name}' overlap: a node may be in one of {', '.join(MASKS)} only.")
-    return _with_masks(client, graph, masks, 1, "choose ratios such as '20/40/40', or fewer clients")
+    return _with_masks(owner, graph, masks, 1, "choose ratios such as '20/40/40', or fewer clients")
 
 
-def _with_masks(client: int, graph: Graph, masks: Sequence[Bools], least: int, advice: str) -> Graph:
+def _with_masks(owner: str, graph: Graph, masks: Sequence[Bools], least: int, advice: str) -> Graph:
     train, validation, test = masks
     if train.sum() < max(least, 1):
         raise InputError(
-            f"Client {client} of '{graph.name}' has {graph.nodes} nodes, {int((graph.y >= 0).sum())} of them labelled, "
+            f"{owner} of '{graph.name}' has {graph.nodes} nodes, {int((graph.y >= 0).sum())} of them labelled, "
             f"and gets {int(train.sum())} training nodes where it needs {max(least, 1)}: {advice}."
         )
     return replace(graph, train=train, validation=validation, test=test)
 
 
-def _draw_masks(
-    client: int,
+def _split_by_time(
+    owner: str,
     graph: Graph,
+    random: np.random.Generator,  # noqa: ARG001
     shares: Ratios,
-    rng: np.random.Generator,
+    min_train: int,
+) -> Graph:
+    """The oldest labelled nodes train and the newest test."""
+    times = node_times(graph)
+    if times is None:
+        raise InputError(
+            f"{owner} of '{graph.name}' has no times to split by: give its nodes or its edges a time, or choose a "
+            f"split such as '20/40/40'."
+        )
+    labelled = np.flatnonzero(graph.y >= 0)
+    oldest_first = labelled[np.argsort(times[labelled], kind="stable")]
+    sizes = [int(counts[0]) for counts in _largest_remainder(np.array([len(labelled)]), shares, min_train)]
+    masks = [np.zeros(graph.nodes, bool) for _ in MASKS]
+    for mask, part in zip(masks, np.split(oldest_first, np.cumsum(sizes))[:-1], strict=True):
+        mask[part] = True
+    return _with_masks(owner, graph, masks, min_train, "use a larger train share")
+
+
+def node_times(graph: Graph) -> Times | None:
+    """Returns when every node came: its own time, or else that of its first edge, or -inf without any; None where
+    neither nodes nor edges have times."""
+    if graph.node_times is not None or graph.edge_times is None:
+        return graph.node_times
+    times = np.full(graph.nodes, np.inf)
+    np.minimum.at(times, graph.edges[0], graph.edge_times)
+    return np.where(np.isinf(times), -np.inf, times)
+
+
+def training_graph(graph: Graph, by_time: bool) -> Graph:
+    """Returns a graph without its test nodes and their edges; by time, without anything else that came after the last
+    node that is trained or validated on."""
+    masks, times = graph.masks, node_times(graph)
+    keep, latest = ~masks["test"], np.inf
+    used = masks["train"] | masks["validation"]
+    if by_time and times is not None and used.any():
+        latest = times[used].max()
+        keep &= times <= latest
+    seen = subgraph(graph, np.flatnonzero(keep))
+    if seen.edge_times is None:
+        return seen
+    early = seen.edge_times <= latest
+    weights = None if seen.weights is None else seen.weights[early]
+    return replace(seen, edges=seen.edges[:, early], edge_times=seen.edge_times[early], weights=weights)
+
+
+def _draw_masks(
+    owner: str,
+    graph: Graph,
+    random: np.random.Generator,
+    shares: Ratios,
     stratify: bool,
     rounding: str,
     min_train: int,
@@ -93,12 +174,10 @@ def _draw_masks(
     counts = ROUNDINGS[rounding](sizes, shares, min_train)
     masks = [np.zeros(graph.nodes, bool) for _ in MASKS]
     for group in np.flatnonzero(sizes):
-        nodes = rng.permutation(np.flatnonzero(groups == group))
+        nodes = random.permutation(np.flatnonzero(groups == group))
         for mask, part in zip(masks, np.split(nodes, np.cumsum([count[group] for count in counts]))[:-1], strict=True):
             mask[part] = True
-    return _with_masks(
-        client, graph, masks, min_train, "use fewer clients, a larger train share or 'largest_remainder'"
-    )
+    return _with_masks(owner, graph, masks, min_train, "use fewer clients, a larger train share or 'largest_remainder'")
 
 
 def _largest_remainder(sizes: Ints, shares: Ratios, min_train: int) -> list[Ints]:
