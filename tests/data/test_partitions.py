@@ -2,6 +2,7 @@ import importlib
 import itertools
 import random
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from graft.data import PARTITIONS, cards
 from graft.data.datasets import load
 from graft.data.graphs import cut
-from graft.data.partitions import _fedsage, names, partition
+from graft.data.partitions import _fedsage, assign, names, partition
 from graft.data.synthetic import generate
 from graft.errors import InputError
 
@@ -301,9 +302,47 @@ def test_bad_partition_files_are_refused(square, tmp_path, content, message):
 def test_a_pickled_array_a_word_and_a_missing_file_are_refused(square, tmp_path):
     np.save(tmp_path / "ids.npy", np.array([0, 0, 1, None]), allow_pickle=True)
     (tmp_path / "ids.txt").write_text("zero\n")
-    for name, message in (("ids.npy", "not a readable"), ("ids.txt", "not a readable"), ("no.npy", "no partition")):
+    for name, message in (("ids.npy", "not a readable"), ("ids.txt", "for 1 nodes"), ("no.npy", "no partition")):
         with pytest.raises(InputError, match=message):
             partition(square, 2, tmp_path / name)
+
+
+NAMED = {
+    "a name a line": ("ids.txt", "north\nnorth\nsouth\nsouth\n"),
+    "a column of names": ("ids.csv", "Client\nnorth\nnorth\nsouth\nsouth\n"),
+    "rows in any order": ("ids.csv", "id,client\nd,south\nb,north\nc,south\na,north\n"),
+    "a list": ("ids.json", '["north", "north", "south", "south"]'),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_partition_file_may_name_its_clients(square, tmp_path, name):
+    file, text = NAMED[name]
+    (tmp_path / file).write_text(text)
+    assignment = assign(replace(square, ids=np.array(list("abcd"))), None, tmp_path / file)
+    assert assignment.membership.tolist() == [0, 0, 1, 1]
+    assert assignment.names == ("north", "south")
+
+
+def test_rows_of_ids_may_hold_numbers_of_clients_and_of_nodes(square, tmp_path):
+    (tmp_path / "ids.csv").write_text("id,client\n3,1\n1,0\n2,1\n0,0\n")
+    assert assign(square, None, tmp_path / "ids.csv").membership.tolist() == [0, 0, 1, 1]
+    assert assign(square, None, tmp_path / "ids.csv").names is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("0,a\n1,a\n2,b", "no client for the node '3'"),
+        ("0,a\n1,a\n2,b\n3,b\n9,b", "'9', which is no node"),
+        ("0,a\n1,a\n2,b\n3,b\n3,a", "two rows for one id"),
+        ("0,a\n1,a\n2,b\n3,", "names no client for node 3"),
+    ],
+)
+def test_rows_that_do_not_fit_the_graph_are_refused(square, tmp_path, rows, message):
+    (tmp_path / "ids.csv").write_text(f"id,client\n{rows}\n")
+    with pytest.raises(InputError, match=message):
+        partition(square, None, tmp_path / "ids.csv")
 
 
 def test_a_saved_partition_takes_no_options(square, tmp_path):

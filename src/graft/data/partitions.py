@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from graft.data import PARTITIONS, check_partition
 from graft.data.graphs import Graph, Ints, adjacency, undirected
-from graft.data.partition_files import read_partition
+from graft.data.partition_files import Assignment, read_partition
 from graft.data.streams import check_seed, stream
 from graft.errors import InputError
 
@@ -23,6 +23,11 @@ FEDSAGE_TOLERANCE = 20  # nodes; FedSage's delta
 def partition(graph: Graph, clients: int | None, by: str | Path = "louvain", seed: int = 0, **options: Any) -> Ints:
     """Returns the client id of every node, by a method of `names()` or from a file; every client gets at least one
     node."""
+    return assign(graph, clients, by, seed, **options).membership
+
+
+def assign(graph: Graph, clients: int | None, by: str | Path = "louvain", seed: int = 0, **options: Any) -> Assignment:
+    """Returns what `partition` does, and the names of the clients where a file has some."""
     check_seed(seed)
     check_partition(by)
     if str(by) not in PARTITIONS:
@@ -40,7 +45,7 @@ def partition(graph: Graph, clients: int | None, by: str | Path = "louvain", see
     if clients > graph.nodes:
         raise InputError(f"'{graph.name}' has {graph.nodes} nodes, too few for {clients} clients with one node each.")
     membership = method(graph, int(clients), seed, **options)
-    return _fill_empty(membership, int(clients))
+    return Assignment(_fill_empty(membership, int(clients)))
 
 
 def names() -> list[str]:
@@ -215,14 +220,12 @@ def label_skew(graph: Graph, clients: int, seed: int, *, alpha: float = 0.5) -> 
 # Saved partitions.
 
 
-def _from_file(graph: Graph, clients: int | None, by: str | Path, options: dict[str, Any]) -> Ints:
+def _from_file(graph: Graph, clients: int | None, by: str | Path, options: dict[str, Any]) -> Assignment:
     path = Path(by)
     if options:
         raise InputError(f"The saved partition {path} takes no options, but {', '.join(options)} was given.")
-    membership = read_partition(path)
-    if len(membership) != graph.nodes:
-        raise InputError(f"{path} has client ids for {len(membership)} nodes, but '{graph.name}' has {graph.nodes}.")
-    count = int(membership.max()) + 1
+    assignment = read_partition(path, graph)
+    count = int(assignment.membership.max()) + 1
     if clients is not None and clients != count:
         raise InputError(f"{path} is a partition into {count} clients, but {clients} were asked for.")
-    return membership
+    return assignment
