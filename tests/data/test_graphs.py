@@ -63,7 +63,6 @@ BAD = {
     "label below -1": ({"y": [0, -2]}, "label -2"),
     "fractional label": ({"y": [0, 0.5]}, "whole numbers"),
     "infinite label": ({"y": [0, np.inf]}, "whole numbers"),
-    "no label": ({"y": [-1, np.nan]}, "no label at all"),
     "too few labels": ({"y": [0]}, "each of its 2 nodes"),
     "several labels a node": ({"y": [[0, 1], [1, 0]]}, "each of its 2 nodes"),
     "short mask": ({"masks": {"train": [True]}}, "train mask"),

@@ -21,13 +21,15 @@ def content_hash(membership: Ints) -> str:
 
 
 def data_hash(graphs: Iterable[Graph], membership: Ints) -> str:
-    """Returns the SHA-256 of all that graphs hold, and of who holds which node: features, edges, labels and masks."""
+    """Returns the SHA-256 of all that graphs hold, and of who holds which node: features, edges, labels, masks, and the
+    weights of edges where there are any."""
     digest = hashlib.sha256(np.ascontiguousarray(membership, "<i8").data)
     for graph in graphs:
         features = (graph.x.indptr, graph.x.indices, graph.x.data) if issparse(graph.x) else (graph.x,)
         masks = [graph.masks.get(name, np.zeros(0, bool)) for name in MASKS]
         digest.update(f"{graph.name} {graph.x.shape} {graph.classes}".encode())
-        for values in (*features, graph.edges, graph.y, *masks):
+        weights = () if graph.weights is None else (graph.weights,)
+        for values in (*features, graph.edges, graph.y, *masks, *weights):
             kind = np.dtype(f"<{values.dtype.kind}{8 if values.dtype.kind in 'iu' else values.dtype.itemsize}")
             digest.update(f"{kind} {values.shape}".encode())
             digest.update(np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8).data)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graft.data import cards, partitions, perturbations, splits
-from graft.data.graphs import MASKS, Graph, Ints, cut, normalise
+from graft.data.graphs import MASKS, Graph, Ints, cut, keep_edges, normalise
 from graft.data.perturbations import Perturbation
 from graft.errors import InputError
 
@@ -50,14 +50,14 @@ class FederationData:
         """Returns the whole graph as if one party held it, with all edges or with those inside clients only."""
         if edges not in POOLS:
             raise InputError(f"There are no edges='{edges}' to pool; choose one of {', '.join(POOLS)}.")
-        return replace(self.graph, edges=POOLS[edges](self.graph.edges, self.membership))
+        return POOLS[edges](self.graph, self.membership)
 
 
-def _inside(edges: Ints, membership: Ints) -> Ints:
-    return edges[:, membership[edges[0]] == membership[edges[1]]]
+def _inside(graph: Graph, membership: Ints) -> Graph:
+    return keep_edges(graph, membership[graph.edges[0]] == membership[graph.edges[1]])
 
 
-POOLS: dict[str, Callable[[Ints, Ints], Ints]] = {"all": lambda edges, _: edges, "inside": _inside}
+POOLS: dict[str, Callable[[Graph, Ints], Graph]] = {"all": lambda graph, _: graph, "inside": _inside}
 
 
 def build(

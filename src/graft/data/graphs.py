@@ -6,15 +6,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array, issparse
+from scipy.sparse import csr_array, issparse, vstack
 from scipy.sparse.csgraph import connected_components
 
+from graft.data.edges import Edges, as_array, checked_times, clean_edges
+from graft.data.edges import Floats as Floats
+from graft.data.edges import Ints as Ints
+from graft.data.edges import Times as Times
 from graft.errors import InputError
 
 Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
-Times = NDArray[np.float64]  # seconds since 1970, or whatever else grows with time
 Features: TypeAlias = Any  # float32 of shape [N, F]: an ndarray, or a csr_array when sparse
 
 MASKS = ("train", "validation", "test")
@@ -73,30 +74,41 @@ def make_graph(
     feature_names: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
     node_times: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    edge_times: ArrayLike | None = None,
 ) -> Graph:
-    """Returns a graph of checked arrays, with edges made undirected, unique and free of self-loops."""
+    """Returns a graph of checked arrays, with edges made undirected, unique and free of self-loops.
+
+    Where every edge is given in both directions with the same weight, that is its weight; otherwise the weights of all
+    rows between two nodes are summed. Of their times the earliest counts, and a weight of 0 is no edge.
+    """
     features = _clean_features(name, x)
     nodes = features.shape[0]
     labels, classes = _clean_labels(name, y, nodes, classes)
     checked_masks: dict[str, Any] = {
         mask: _clean_mask(name, mask, values, nodes) for mask, values in (masks or {}).items() if values is not None
     }
+    cleaned = clean_edges(name, edges, nodes, weights, edge_times)
     return Graph(
         name,
         features,
-        _clean_edges(name, edges, nodes),
+        cleaned.ends,
         labels,
         classes,
         **checked_masks,
-        ids=None if ids is None else np.asarray(ids, dtype=np.str_),
-        feature_names=None if feature_names is None else tuple(feature_names),
-        class_names=None if class_names is None else tuple(class_names),
-        node_times=None if node_times is None else np.asarray(node_times, dtype=np.float64),
+        weights=cleaned.weights,
+        ids=None if ids is None else _clean_ids(name, ids, nodes),
+        feature_names=_clean_names(name, "feature_names", feature_names, features.shape[1], "features"),
+        class_names=_clean_names(name, "class_names", class_names, classes, "classes"),
+        node_times=None
+        if node_times is None
+        else checked_times(f"The node_times of '{name}'", node_times, nodes, "nodes"),
+        edge_times=cleaned.times,
     )
 
 
 def _clean_features(name: str, x: Any) -> Features:
-    matrix: Any = x if issparse(x) else _as_array(f"The features x of '{name}'", x)
+    matrix: Any = x if issparse(x) else as_array(f"The features x of '{name}'", x)
     if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
         raise InputError(
             f"The features x of '{name}' must be numbers of shape [nodes, features], not {matrix.dtype} of shape "
@@ -123,42 +135,8 @@ def _clean_features(name: str, x: Any) -> Features:
     return csr_array(features) if np.count_nonzero(features) <= SPARSE_BELOW * features.size else features
 
 
-def _clean_edges(name: str, edges: ArrayLike, nodes: int) -> Ints:
-    ends = _as_array(f"The edges of '{name}'", edges)
-    if ends.size == 0:
-        return np.empty((2, 0), np.int64)
-    if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
-        raise InputError(
-            f"The edges of '{name}' must be whole numbers of shape [2, edges], not {ends.dtype} of shape {ends.shape}."
-        )
-    if ends.min() < 0 or ends.max() >= nodes:
-        column = int(np.flatnonzero(((ends < 0) | (ends >= nodes)).any(axis=0))[0])
-        raise InputError(
-            f"Edge {column} of '{name}' joins {ends[0, column]} and {ends[1, column]}, but its nodes are 0 to "
-            f"{nodes - 1}."
-        )
-    # An edge is one number, row * nodes + column, so that sorting it sorts pairs without a second array.
-    low, high = np.minimum(ends[0], ends[1]), np.maximum(ends[0], ends[1])
-    keys = sorted_unique(low[low != high].astype(np.int64) * nodes + high[low != high])
-    del low, high
-    keys = np.concatenate([keys, keys % nodes * nodes + keys // nodes])
-    keys.sort()
-    edge_index = np.empty((2, len(keys)), np.int64)
-    np.divmod(keys, nodes, out=(edge_index[0], edge_index[1]))
-    return edge_index
-
-
-def sorted_unique(keys: Ints) -> Ints:
-    """Returns the different values of an array in ascending order, as `np.unique` but sorting the array itself in
-    place."""
-    keys.sort()
-    differs = np.ones(len(keys), bool)
-    np.not_equal(keys[1:], keys[:-1], out=differs[1:])
-    return keys[differs]
-
-
 def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> tuple[Ints, int]:
-    values = _as_array(f"The labels y of '{name}'", y)
+    values = as_array(f"The labels y of '{name}'", y)
     if values.shape not in ((nodes,), (nodes, 1)) or values.dtype.kind not in "biuf":
         raise InputError(
             f"The labels y of '{name}' must be one number for each of its {nodes} nodes, not {values.dtype} of shape "
@@ -183,17 +161,33 @@ def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> t
 def _clean_mask(name: str, mask: str, mask_values: ArrayLike, nodes: int) -> Bools:
     if mask not in MASKS:
         raise InputError(f"Graph '{name}' was given a mask '{mask}'; the masks are {', '.join(MASKS)}.")
-    values = _as_array(f"The {mask} mask of '{name}'", mask_values)
+    values = as_array(f"The {mask} mask of '{name}'", mask_values)
     if values.shape != (nodes,) or values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
         raise InputError(f"The {mask} mask of '{name}' must be true or false for each of its {nodes} nodes.")
     return values.astype(bool)
 
 
-def _as_array(subject: str, values: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"{subject} cannot be read as an array: {error}.") from error
+def _clean_ids(name: str, ids: ArrayLike, nodes: int) -> NDArray[np.str_]:
+    texts = as_array(f"The ids of '{name}'", ids).astype(np.str_)
+    if texts.shape != (nodes,):
+        raise InputError(
+            f"The ids of '{name}' must be one for each of its {nodes} nodes, not of shape {tuple(texts.shape)}."
+        )
+    unique, counts = np.unique(texts, return_counts=True)
+    if len(unique) < nodes:
+        twice = unique[counts > 1][0]
+        first, second = np.flatnonzero(texts == twice)[:2]
+        raise InputError(f"The ids of '{name}' must differ, but nodes {first} and {second} are both '{twice}'.")
+    return texts
+
+
+def _clean_names(name: str, field: str, names: Sequence[str] | None, count: int, of: str) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    texts = tuple(map(str, names))
+    if len(texts) != count:
+        raise InputError(f"The {field} of '{name}' are {len(texts)}, but it has {count} {of}.")
+    return texts
 
 
 def adjacency(nodes: int, edges: Ints) -> csr_array:
@@ -216,7 +210,8 @@ def subgraph(graph: Graph, nodes: ArrayLike) -> Graph:
     position = np.full(graph.nodes, -1, np.int64)
     position[selected] = np.arange(len(selected))
     ends = position[graph.edges]
-    return _select_nodes(graph, selected, ends[:, (ends >= 0).all(axis=0)])
+    inside = np.flatnonzero((ends >= 0).all(axis=0))
+    return _select_nodes(graph, selected, _edges_at(graph, inside, ends[:, inside]))
 
 
 def cut(graph: Graph, membership: Ints) -> list[Graph]:
@@ -233,17 +228,48 @@ def cut(graph: Graph, membership: Ints) -> list[Graph]:
     inside = inside[np.argsort(owner[inside], kind="stable")]
     ends = position[graph.edges[:, inside]]
     stops = np.cumsum(np.bincount(owner[inside], minlength=len(sizes)))
+    del owner
     return [
-        _select_nodes(graph, nodes, np.ascontiguousarray(edges))
-        for nodes, edges in zip(np.split(order, starts[1:]), np.split(ends, stops[:-1], axis=1), strict=True)
+        _select_nodes(graph, nodes, _edges_at(graph, rows, np.ascontiguousarray(edges)))
+        for nodes, rows, edges in zip(
+            np.split(order, starts[1:]), np.split(inside, stops[:-1]), np.split(ends, stops[:-1], axis=1), strict=True
+        )
     ]
 
 
-def _select_nodes(graph: Graph, nodes: Ints, edges: Ints) -> Graph:
+def _select_nodes(graph: Graph, nodes: Ints, edges: Edges) -> Graph:
     per_node: dict[str, Any] = {
         name: getattr(graph, name)[nodes] for name in (*MASKS, "ids", "node_times") if getattr(graph, name) is not None
     }
-    return replace(graph, x=graph.x[nodes], edges=edges, y=graph.y[nodes], **per_node)
+    return with_edges(replace(graph, x=graph.x[nodes], y=graph.y[nodes], **per_node), edges)
+
+
+def _edges_at(graph: Graph, rows: Ints | Bools, ends: Ints) -> Edges:
+    """Returns some of a graph's edges with their weights and times, between nodes of other numbers."""
+    weights = None if graph.weights is None else graph.weights[rows]
+    return Edges(ends, weights, None if graph.edge_times is None else graph.edge_times[rows])
+
+
+def with_edges(graph: Graph, edges: Edges) -> Graph:
+    """Returns a graph of the same nodes with other edges."""
+    return replace(graph, edges=edges.ends, weights=edges.weights, edge_times=edges.times)
+
+
+def keep_edges(graph: Graph, rows: Ints | Bools) -> Graph:
+    """Returns the graph with some of its edges, which must come in both directions, their weights and times."""
+    return with_edges(graph, _edges_at(graph, rows, graph.edges[:, rows]))
+
+
+def edge_weights(graph: Graph) -> Floats:
+    """Returns the weight of every edge, 1 where the graph has none."""
+    return np.ones(graph.edges.shape[1], np.float32) if graph.weights is None else graph.weights
+
+
+def concatenate_features(features: Sequence[Features]) -> Features:
+    """Returns the features of several graphs on top of each other, sparse where all of them are."""
+    if all(issparse(x) for x in features):
+        return csr_array(vstack(features, "csr"))
+    return np.concatenate([x.toarray() if issparse(x) else x for x in features])
 
 
 def largest_component(graph: Graph) -> Graph:

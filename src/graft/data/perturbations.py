@@ -15,9 +15,19 @@ from math import floor, isfinite
 from typing import Any, Literal
 
 import numpy as np
-from scipy.sparse import csr_array, issparse, vstack
+from scipy.sparse import csr_array, issparse
 
-from graft.data.graphs import Features, Graph, Ints, normalise, undirected
+from graft.data.edges import with_both_directions
+from graft.data.graphs import (
+    Graph,
+    Ints,
+    concatenate_features,
+    edge_weights,
+    keep_edges,
+    normalise,
+    undirected,
+    with_edges,
+)
 from graft.data.streams import stream
 from graft.errors import InputError
 
@@ -129,19 +139,24 @@ def _train_nodes(graph: Graph) -> Ints:
 
 def drop_edges(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
     """Keeps a share of the undirected edges; all nodes stay."""
-    return _with_edges(graph, _sample_edges(graph, round((1 - share) * graph.edge_count), random))
+    kept = _shuffled_edges(graph, random)[: round((1 - share) * graph.edge_count)]
+    return _with_edges(graph, graph.edges[:, kept], kept)
 
 
 def rewire_edges(graph: Graph, share: Fraction, random: np.random.Generator) -> Graph:
-    """Replaces edges by as many between nodes that had none; by fewer where there are not enough of those."""
+    """Replaces edges by as many between nodes that had none, of the same weights and times; by fewer where there are
+    not enough of those."""
+    shuffled = _shuffled_edges(graph, random)
     count = round(share * graph.edge_count)
-    kept = _sample_edges(graph, graph.edge_count - count, random)
-    return _with_edges(graph, np.concatenate([kept, _sample_non_edges(graph, count, random)], axis=1))
+    kept, replaced = np.split(shuffled, [graph.edge_count - count])
+    drawn = _sample_non_edges(graph, count, random)
+    edges = np.concatenate([graph.edges[:, kept], drawn], axis=1)
+    return _with_edges(graph, edges, np.concatenate([kept, replaced[: drawn.shape[1]]]))
 
 
-def _sample_edges(graph: Graph, count: int, random: np.random.Generator) -> Ints:
-    edges = undirected(graph.edges)
-    return edges[:, random.permutation(edges.shape[1])[:count]]
+def _shuffled_edges(graph: Graph, random: np.random.Generator) -> Ints:
+    """Returns the positions of all undirected edges, the lower node first, in random order."""
+    return np.flatnonzero(graph.edges[0] < graph.edges[1])[random.permutation(graph.edge_count)]
 
 
 def _sample_non_edges(graph: Graph, count: int, random: np.random.Generator) -> Ints:
@@ -159,11 +174,11 @@ def _sample_non_edges(graph: Graph, count: int, random: np.random.Generator) -> 
     return np.stack([low, pairs - row_start[low] + low + 1])
 
 
-def _with_edges(graph: Graph, edges: Ints) -> Graph:
-    """Returns the graph with other edges, each given once."""
-    keys = np.concatenate([edges[0] * graph.nodes + edges[1], edges[1] * graph.nodes + edges[0]])
-    keys.sort()
-    return replace(graph, edges=np.stack(np.divmod(keys, graph.nodes)))
+def _with_edges(graph: Graph, edges: Ints, like: Ints) -> Graph:
+    """Returns the graph with other edges, each given once, with the weights and times of edges at some positions."""
+    weights = None if graph.weights is None else graph.weights[like]
+    times = None if graph.edge_times is None else graph.edge_times[like]
+    return with_edges(graph, with_both_directions(edges, graph.nodes, weights, times))
 
 
 # Features.
@@ -208,24 +223,29 @@ def assemble(whole: Graph, parts: Sequence[Graph], membership: Ints) -> Graph:
     """Returns the whole graph made of the clients' parts; edges between clients stay as they are."""
     nodes = [np.flatnonzero(membership == client) for client in range(len(parts))]
     inverse = np.argsort(np.concatenate(nodes))
-    between = whole.edges[:, membership[whole.edges[0]] != membership[whole.edges[1]]]
+    between = keep_edges(whole, membership[whole.edges[0]] != membership[whole.edges[1]])
     inside = [ids[part.edges] for ids, part in zip(nodes, parts, strict=True)]
-    edges = np.concatenate([between, *inside], axis=1)
+    edges = np.concatenate([between.edges, *inside], axis=1)
+    once = edges[0] < edges[1]
+    weights = None if whole.weights is None else np.concatenate([edge_weights(part) for part in (between, *parts)])
+    times = None
+    if whole.edge_times is not None:
+        times = np.concatenate([part.edge_times for part in (between, *parts) if part.edge_times is not None])
+    joined = with_both_directions(
+        edges[:, once],
+        whole.nodes,
+        None if weights is None else weights[once],
+        None if times is None else times[once],
+    )
     masks: dict[str, Any] = {
         name: np.concatenate([part.masks[name] for part in parts])[inverse] for name in parts[0].masks
     }
     return replace(
-        _with_edges(whole, undirected(edges)),
-        x=_concatenate_features([part.x for part in parts])[inverse],
+        with_edges(whole, joined),
+        x=concatenate_features([part.x for part in parts])[inverse],
         y=np.concatenate([part.y for part in parts])[inverse],
         **masks,
     )
-
-
-def _concatenate_features(features: Sequence[Features]) -> Features:
-    if all(issparse(x) for x in features):
-        return csr_array(vstack(features, "csr"))
-    return np.concatenate([x.toarray() if issparse(x) else x for x in features])
 
 
 def describe(parts: Sequence[Graph], perturbation: Perturbation) -> dict[str, Any]:
@@ -239,4 +259,6 @@ def describe(parts: Sequence[Graph], perturbation: Perturbation) -> dict[str, An
             digest.update(np.ascontiguousarray(values, dtype).tobytes())
         for values, dtype in ((x.indptr, "<i8"), (x.indices, "<i8"), (x.data, "<f4")):
             digest.update(np.ascontiguousarray(values, dtype).tobytes())
+        if part.weights is not None:
+            digest.update(np.ascontiguousarray(part.weights, "<f4").tobytes())
     return {"summary": str(perturbation), **asdict(perturbation), "hash": digest.hexdigest()}

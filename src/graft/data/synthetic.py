@@ -6,7 +6,8 @@ Karrer and Newman, "Stochastic blockmodels and community structure in networks",
 import numpy as np
 from numpy.typing import NDArray
 
-from graft.data.graphs import Graph, Ints, make_graph, sorted_unique
+from graft.data.edges import sorted_unique
+from graft.data.graphs import Graph, Ints, make_graph
 from graft.data.streams import stream
 from graft.errors import InputError
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graft.data.graphs import Bools, Graph, Ints, make_graph
+from graft.data.edges import clean_edges
+from graft.data.graphs import Bools, Graph, keep_edges, with_edges
 from graft.engines.in_process import InProcess
 from graft.federation.clients import Replies, Request
 from graft.federation.method import Method
@@ -165,16 +166,13 @@ def check_moved(table: Mapping[str, Reveals], kind: str, fields: set[str]) -> se
     return {str(covering(table, field)) for field in fields}
 
 
-def with_edges(graph: Graph, edges: Ints) -> Graph:
-    changed = make_graph(graph.name, graph.x, edges, graph.y, graph.classes)
-    return replace(graph, edges=changed.edges)
-
-
 def add_edge(graph: Graph) -> Graph:
     """Returns a graph in which node 0, on which its client trains, has one neighbour more."""
     neighbours = graph.edges[1, graph.edges[0] == 0]
     stranger = next(node for node in range(1, graph.nodes) if node not in neighbours)
-    return with_edges(graph, np.concatenate([graph.edges, [[0], [stranger]]], axis=1))
+    return with_edges(
+        graph, clean_edges(graph.name, np.concatenate([graph.edges, [[0], [stranger]]], axis=1), graph.nodes)
+    )
 
 
 def first_node(graph: Graph) -> Bools:
@@ -195,6 +193,6 @@ ONE_CHANGE: list[tuple[str, Change]] = [  # of one node on which the client trai
 ]
 LARGE_CHANGE: list[tuple[str, Change]] = [
     ("features", lambda graph: replace(graph, x=1 - 2 * graph.x)),
-    ("edges", lambda graph: replace(graph, edges=graph.edges[:, :0])),
+    ("edges", lambda graph: keep_edges(graph, np.arange(0))),
     ("labels", lambda graph: replace(graph, y=(graph.y + 1) % graph.classes)),
 ]

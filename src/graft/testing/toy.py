@@ -16,7 +16,7 @@ import torch
 
 from graft.data import cards
 from graft.data.federation import FederationData
-from graft.data.graphs import MASKS, Graph, cut, make_graph
+from graft.data.graphs import MASKS, Graph, cut, edge_weights, make_graph
 from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
 from graft.federation.clients import Engine, Traffic
@@ -78,6 +78,12 @@ def join_graphs(parts: Sequence[Graph], crossing: int = 6) -> FederationData:
     if len(parts) > 1:
         ends = [random.integers(offsets[c], offsets[c + 1] - 1, crossing) for c in range(len(parts))]
         edges += [position[np.stack(pair)] for pair in itertools.pairwise(ends)]
+        edges += [position[np.stack(pair[::-1])] for pair in itertools.pairwise(ends)]
+    joined = np.concatenate(edges, axis=1)
+    weights = None
+    if any(part.weights is not None for part in parts):  # edges between clients have weight 1
+        inside = np.concatenate([edge_weights(part) for part in parts])
+        weights = np.concatenate([inside, np.ones(joined.shape[1] - len(inside), np.float32)])
 
     def whole(pieces: list[Any]) -> Any:
         joined = np.concatenate(pieces)
@@ -88,10 +94,11 @@ def join_graphs(parts: Sequence[Graph], crossing: int = 6) -> FederationData:
     graph = make_graph(
         "toy",
         whole([part.x if isinstance(part.x, np.ndarray) else part.x.toarray() for part in parts]),
-        np.concatenate(edges, axis=1),
+        joined,
         whole([part.y for part in parts]),
         parts[0].classes,
         {name: whole([getattr(part, name) for part in parts]) for name in MASKS},
+        weights=weights,
     )
     return FederationData(graph, membership, cut(graph, membership), cards.card(graph, membership, "toy", 0, {}))
 
