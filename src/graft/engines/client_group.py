@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,9 +84,10 @@ class ClientGroup:
             target = leaves[path]
             target[row_index(self.fleet.owners.rows(path, chosen), target.device)] = leaf.to(target.device)
 
-    def states(self) -> dict[int, Tree]:
-        """Returns the state of every client by itself."""
-        leaves = [(path, leaf.unbind(), self.fleet.owners(path)) for path, leaf in flatten(self.state)]
+    def states(self, state: Tree | None = None) -> dict[int, Tree]:
+        """Returns the state of every client by itself, or that of a stacked copy."""
+        stacked = self.state if state is None else state
+        leaves = [(path, leaf.unbind(), self.fleet.owners(path)) for path, leaf in flatten(stacked)]
         return {
             client: unflatten(
                 {path: rows[position - owners.start] for path, rows, owners in leaves if position in owners}
@@ -104,6 +105,12 @@ def stack_states(states: list[Tree], owners: Owners) -> Tree:
         return [flat[position].get(path, torch.zeros_like(examples[path])) for position in owners(path)]
 
     return unflatten({path: torch.stack(rows(path)) for path in examples})
+
+
+def select_fields(state: Tree, fields: Collection[str] | None) -> Tree:
+    """Returns the fields of a state that are named; where none are, all but the optimisers."""
+    chosen = state.keys() - {"optimizer"} if fields is None else fields
+    return Tree({name: branch for name, branch in state.items() if name in chosen})
 
 
 def detach_from_state(reply: Weights, state: Tree) -> Tree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +22,14 @@ from graft.engines.capture import (
     side_stream,
     step_arguments,
 )
-from graft.engines.client_group import ClientGroup, detach_from_state, row_index, shallow_copy, stack_states
+from graft.engines.client_group import (
+    ClientGroup,
+    detach_from_state,
+    row_index,
+    select_fields,
+    shallow_copy,
+    stack_states,
+)
 from graft.engines.failures import StepFailed
 from graft.engines.memory import Plan, budget, estimate, mapped_zeros, parameters_of, plan
 from graft.errors import MemoryWarning
@@ -184,6 +191,15 @@ class InProcess:
 
     def state(self) -> dict[int, Tree]:
         return {client: state for group in self.groups for client, state in group.states().items()}
+
+    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
+        states: dict[int, Tree] = {}
+        for group in self.groups:  # one copy a group and leaf, in a file where state lives in files
+            states |= group.states(map_tree(self._copy, select_fields(group.state, fields)))
+        return states
+
+    def _copy(self, leaf: Tensor) -> Tensor:
+        return self._zeros(leaf.shape, leaf.dtype).copy_(leaf) if self.plan.on_disk else leaf.clone()
 
     def restore(self, state: Mapping[int, Tree]) -> None:
         for group in self.groups:

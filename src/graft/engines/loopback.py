@@ -7,7 +7,7 @@ Nothing but named steps can be asked of a worker, and nothing but what a step re
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from graft.engines.capture import Message, fetch, step_arguments
+from graft.engines.client_group import select_fields
 from graft.engines.failures import StepFailed
 from graft.engines.in_process import labelled_losses
 from graft.engines.messages import DamagedMessage, add_client_axis, drop_client_axis, pack, unpack
@@ -112,6 +113,12 @@ class Loopback:
             self._send(client, pack({"do": "state"}), "state", 0)
         return {client: self._receive(client, "state", 0)[1] for client in self._pipes}
 
+    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
+        head = {"do": "state", "fields": None if fields is None else list(fields)}
+        for client in self._pipes:
+            self._send(client, pack(head), "state", 0)
+        return {client: self._receive(client, "state", 0)[1] for client in self._pipes}
+
     def restore(self, state: Mapping[int, Tree]) -> None:
         for client in self._pipes:
             self._send(client, pack({"do": "restore"}, state[client]), "restore", 0)
@@ -180,7 +187,8 @@ def run_step(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> 
 
 
 def tell_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001
-    return pack({}, drop_client_axis(fleet.state))
+    state = select_fields(fleet.state, head["fields"]) if "fields" in head else fleet.state
+    return pack({}, drop_client_axis(state))
 
 
 def take_state(setup: Setup, fleet: Fleet, head: dict[str, Any], message: Any) -> bytes:  # noqa: ARG001

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -112,6 +112,10 @@ class Engine(Protocol):
 
     def state(self) -> dict[int, Tree]:
         """Returns what every client keeps, for a checkpoint."""
+        ...
+
+    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
+        """Returns a copy of these fields of what every client keeps; without any named, of all but the optimisers."""
         ...
 
     def restore(self, state: Mapping[int, Tree]) -> None: ...

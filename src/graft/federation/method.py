@@ -161,6 +161,12 @@ class Method:
         return fleet.predict(model).logits
 
     @step(pure=True)
+    def model_alone(self) -> bool:
+        """Returns whether all logits are what a model gives of a graph, with nothing else of a client's state: such a
+        model can be exported."""
+        kind = type(self)
+        return kind.logits is Method.logits and kind.shared_logits is Method.shared_logits
+
     def score(self, fleet: Fleet) -> dict[str, Tensor]:
         """How many nodes each client's own model classifies correctly."""
         fleet = fleet.on(fleet.scoring)

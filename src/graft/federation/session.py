@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -110,6 +110,10 @@ class Session:
     def state(self) -> SessionState:
         """Returns what a checkpoint holds."""
         return SessionState(self.server.state, self.engine.state())
+
+    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
+        """Returns a copy of what clients keep, of these fields or of all but the optimisers."""
+        return self.engine.copy_state(fields)
 
     def restore(self, state: SessionState) -> None:
         """Goes on from a state of before."""

@@ -91,6 +91,9 @@ class PrototypeMethod(Method):
         nearness = -distances(output.embedding, shared.prototypes).masked_fill(~present, float("inf"))
         return torch.where(present.any(2, keepdim=True), nearness, output.logits)
 
+    def model_alone(self) -> bool:
+        return self.inference == "head"
+
     def send_prototypes(self, server: Server, clients: Clients) -> None:
         """Send the new prototypes to clients that classify by them."""
         if self.inference == "prototype":

@@ -240,6 +240,9 @@ class FedSagePlus(FedAvg):
         """Returns the logits of the real nodes of the mended graphs."""
         return fleet.predict(model, graph=self.mended(fleet)).logits[:, : fleet.graph.nodes]
 
+    def model_alone(self) -> bool:
+        return not self.hidden
+
     def mended(self, fleet: Fleet) -> FleetGraph:
         """Returns the graphs with their generated neighbours, which follow each client's own nodes; unchanged for
         clients that have no trained generator.
