@@ -39,7 +39,8 @@ def split(
     parts = []
     for client, graph in enumerate(graphs):
         if may_lack_labels and not (graph.y >= 0).any():
-            parts.append(replace(graph, **{mask: np.zeros(graph.nodes, bool) for mask in MASKS}))
+            nothing = np.zeros(graph.nodes, bool)
+            parts.append(replace(graph, train=nothing, validation=nothing, test=nothing))
         else:
             owner = f"Client {client if names is None else names[client]}"
             parts.append(draw(owner, graph, stream("split", seed, client)))

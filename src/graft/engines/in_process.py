@@ -167,7 +167,7 @@ class InProcess:
         except (KeyboardInterrupt, StepFailed):
             raise
         except Exception as error:
-            raise StepFailed(self._setup.name, fleet.clients, step, request.round, error) from error
+            raise StepFailed(self._setup, fleet.clients, step, request.round, error) from error
         if not replaced:
             reply = detach_from_state(reply, group.state)
             group.write_back(chosen, before, state, self._zeros)
@@ -252,11 +252,10 @@ def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
     available = budget(setup.device) if setup.memory is None else setup.memory
     fleets = plan(groups, needs, available, setup.participation)
     if fleets.too_large:
-        names = ", ".join(map(str, fleets.too_large[:8])) + (", ..." if len(fleets.too_large) > 8 else "")
         largest_step = max(needs[client].work for client in fleets.too_large)
         warnings.warn(
-            f"A step of client {names} is estimated to need up to {format_bytes(largest_step)}, more than a budget of "
-            f"{format_bytes(available)} leaves beside what all clients hold; such clients train alone.",
+            f"A step of client {setup.client_names(fleets.too_large)} is estimated to need up to "
+            f"{format_bytes(largest_step)}, more than a budget of {format_bytes(available)} leaves beside what all clients hold; such clients train alone.",
             MemoryWarning,
             stacklevel=3,
         )

@@ -80,7 +80,7 @@ class Loopback:
         for client in request.clients:
             answer, reply = self._receive(client, step, round)
             if "error" in answer:
-                failures.append(StepFailed(self._setup.name, [client], step, round, answer["error"]))
+                failures.append(StepFailed(self._setup, [client], step, round, answer["error"]))
                 continue
             parts.append(([client], add_client_axis(reply)))
             for label, loss in answer["losses"].items():
@@ -94,13 +94,13 @@ class Loopback:
         try:
             self._pipes[client].send_bytes(data)
         except OSError as error:
-            raise StepFailed(self._setup.name, [client], step, round, "its process has ended") from error
+            raise StepFailed(self._setup, [client], step, round, "its process has ended") from error
 
     def _receive(self, client: int, step: str, round: int) -> tuple[dict[str, Any], Any]:
         try:
             data = self._pipes[client].recv_bytes()
         except (EOFError, OSError) as error:
-            raise StepFailed(self._setup.name, [client], step, round, "its process has ended") from error
+            raise StepFailed(self._setup, [client], step, round, "its process has ended") from error
         self.wire_bytes += len(data)
         return unpack(data)
 

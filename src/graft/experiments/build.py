@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from graft.data import datasets
@@ -36,7 +37,8 @@ def build_federation(experiment: Experiment, dataset: Any = None) -> FederationD
 
 def build_setup(experiment: Experiment, method: Method, federation: FederationData, models: Any = None) -> Setup:
     """Returns what an engine needs: a graph and an architecture a client, and the method they follow."""
-    graphs, scoring, membership = method.place(federation)
+    placement = method.place(federation)
+    graphs = placement.graphs
     assigned = assign_models(
         method.architecture or (experiment.models if models is None else models),
         len(graphs),
@@ -50,7 +52,7 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
     if method.one_model and len(set(assigned)) > 1:
         names = ", ".join(dict.fromkeys(model.name for model in assigned))
         raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
-    check_batches(experiment.batches, method, graphs)
+    check_batches(experiment.batches, method, graphs, federation.names)
     return Setup(
         method=method,
         name=name_of(method),
@@ -62,21 +64,24 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         seed=experiment.seed,
         device=experiment.torch_device(),
         participation=experiment.participation if len(graphs) > 1 else 1.0,
-        membership=membership,
-        scoring=scoring,
+        membership=placement.membership,
+        scoring=placement.scoring,
+        scoring_membership=placement.scoring_membership,
         topology=build_topology(experiment, method, len(graphs)),
         memory=parse_memory(experiment.memory),
         rounds=experiment.rounds,
+        names=federation.names if placement.membership is None else None,
     )
 
 
-def check_batches(batches: int, method: Method, graphs: list[Graph]) -> None:
+def check_batches(batches: int, method: Method, graphs: list[Graph], names: Sequence[str] | None) -> None:
     """Refuses batches that a method cannot train in, or that would leave a client with an empty one."""
     if batches > 1 and not method.supports_batches:
         raise InputError(f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {batches}.")
     smallest = min(range(len(graphs)), key=lambda client: graphs[client].nodes)
     if batches > graphs[smallest].nodes:
-        raise InputError(f"batches is {batches}, but client {smallest} has only {graphs[smallest].nodes} nodes.")
+        client = smallest if names is None else names[smallest]
+        raise InputError(f"batches is {batches}, but client {client} has only {graphs[smallest].nodes} nodes.")
 
 
 def build_topology(experiment: Experiment, method: Method, peers: int) -> Topology | None:

@@ -67,6 +67,7 @@ class Placement(NamedTuple):
     graphs: list[Graph]
     scoring: list[Graph] | None = None  # those that models are scored on, if others
     membership: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
+    scoring_membership: np.ndarray | None = None  # the same of the graph to be scored on, where it has other nodes
 
 
 @dataclass(frozen=True)
@@ -160,13 +161,13 @@ class Method:
         """Returns the logits that a model of the server's gives of the clients' nodes."""
         return fleet.predict(model).logits
 
-    @step(pure=True)
     def model_alone(self) -> bool:
         """Returns whether all logits are what a model gives of a graph, with nothing else of a client's state: such a
         model can be exported."""
         kind = type(self)
         return kind.logits is Method.logits and kind.shared_logits is Method.shared_logits
 
+    @step(pure=True)
     def score(self, fleet: Fleet) -> dict[str, Tensor]:
         """How many nodes each client's own model classifies correctly."""
         fleet = fleet.on(fleet.scoring)
@@ -181,4 +182,5 @@ class Method:
     @step
     def count(self, fleet: Fleet) -> dict[str, Tensor]:
         """How much data each client has; what scores are divided by."""
-        return {"nodes": fleet.node_counts(), "totals": fleet.on(fleet.scoring).totals()}
+        scored = fleet.on(fleet.scoring)
+        return {"nodes": scored.node_counts(), "totals": scored.totals()}

@@ -92,7 +92,7 @@ class Session:
         if diverged is not None:
             step, client = diverged
             raise RunError(
-                f"The loss of client {client} is no longer a finite number in step '{step}' of {self.setup.name}, "
+                f"The loss of client {self.setup.client_name(client)} is no longer a finite number in step '{step}' of {self.setup.name}, "
                 f"round {number}; a smaller learning_rate may help."
             )
         return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,6 +42,7 @@ class Setup:
     memory: int | None = None  # bytes that an engine may use; None: a share of what is free
     federation: int = 0  # how many clients there are in all, where not all of them are here
     membership: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
+    scoring_membership: np.ndarray | None = None  # the same of the graph that models are scored on, where it is another
     rounds: int = 100  # how many there will be, for schedules
     names: tuple[str, ...] | None = None  # of the clients, for messages to people; None: their numbers
 
@@ -51,6 +53,11 @@ class Setup:
     def client_name(self, client: int) -> str:
         """Returns what people call a client."""
         return str(client) if self.names is None else self.names[client]
+
+    def client_names(self, clients: Sequence[int]) -> str:
+        """Returns what people call some clients, the first eight of them."""
+        more = ", ..." if len(clients) > 8 else ""
+        return ", ".join(map(self.client_name, clients[:8])) + more
 
     @cached_property
     def branches(self) -> dict[Model, str]:
@@ -71,8 +78,9 @@ class Setup:
         """Returns some clients as a fleet that has not started; `numbers` are theirs in the federation, if others."""
         graphs = [self.graphs[client] for client in clients]
         data = build_data(graphs, self.device, self.membership)
+        scoring_membership = self.membership if self.scoring_membership is None else self.scoring_membership
         scoring = self.scoring and build_data(
-            [self.scoring[client] for client in clients], self.device, self.membership
+            [self.scoring[client] for client in clients], self.device, scoring_membership
         )
         training, seed, device = self.training, self.seed, self.device
         fleet = Fleet(

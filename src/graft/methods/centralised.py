@@ -28,4 +28,6 @@ class Centralised(Local):
         # All clients' own graphs side by side are the whole graph without the edges between them.
         scoring = scored.pooled("inside" if self.inference == "own" else self.edges)
         same = federation.clean is None and self.inference == "whole"
-        return Placement([federation.pooled(self.edges)], None if same else [scoring], federation.membership)
+        return Placement(
+            [federation.pooled(self.edges)], None if same else [scoring], federation.membership, scored.membership
+        )

@@ -152,6 +152,7 @@ def toy_setup(
         topology=topology,
         scoring=placement.scoring,
         membership=placement.membership,
+        scoring_membership=placement.scoring_membership,
         rounds=rounds,
     )
 
