@@ -74,7 +74,7 @@ def test_other_amounts_are_refused_with_an_example(text):
 def test_free_memory_is_what_the_system_or_the_container_leaves(files, free, monkeypatch, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("graft.engines.memory.Path", lambda path: tmp_path / Path(path).name)
+    monkeypatch.setattr("graft.machine.Path", lambda path: tmp_path / Path(path).name)
     assert free_memory(torch.device("cpu")) == free
 
 

@@ -8,11 +8,9 @@ to a file where it would not fit either. The numbers are estimates: docs/perform
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.errors import RunError
+from graft.machine import free_ram
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
 from graft.tensors.trees import flatten
@@ -58,19 +57,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    free = _read_numbers("/proc/meminfo", r"MemAvailable:\s+(\d+)")
-    limit, used = (_read_numbers(f"/sys/fs/cgroup/memory.{name}", r"^(\d+)") for name in ("max", "current"))
-    limits = [1024 * free[0]] if free else []
-    if limit and used:
-        limits.append(limit[0] - used[0])
-    return max(min(limits, default=4 * 10**9), 0)  # a machine that does not say gets by with 4 GB
-
-
-def _read_numbers(path: str, pattern: str) -> list[int]:
-    try:
-        return [int(number) for number in re.findall(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)]
-    except OSError:
-        return []
+    return free_ram()
 
 
 def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: Training) -> Need:
