@@ -19,6 +19,8 @@ Bools = NDArray[np.bool_]
 Features: TypeAlias = Any  # float32 of shape [N, F]: an ndarray, or a csr_array when sparse
 
 MASKS = ("train", "validation", "test")
+MOST_CLASSES = 2**16
+CLASSES_OF_ANY_GRAPH = 1000  # labels beyond are numbers of something else, unless there are as many nodes
 SPARSE_BELOW = 0.1  # features with at most this share of non-zero cells are kept sparse
 
 
@@ -147,6 +149,12 @@ def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> t
         values = np.where(np.isnan(values), -1, values)
         if not np.isfinite(values).all() or (values != np.floor(values)).any():
             raise InputError(f"The labels y of '{name}' must be whole numbers (NaN or -1 where there is none).")
+    most = min(max(nodes, CLASSES_OF_ANY_GRAPH), MOST_CLASSES)
+    if classes is None and values.max() >= most:
+        raise InputError(
+            f"Node {values.argmax()} of '{name}' has label {values.max():.0f}, but a graph of {nodes} nodes has at most "
+            f"{most} classes: number them from 0 on, with -1 for unlabelled."
+        )
     labels = values.astype(np.int64)
     classes = max(int(labels.max()), 0) + 1 if classes is None else classes
     wrong = np.flatnonzero((labels < -1) | (labels >= classes))
