@@ -19,6 +19,7 @@ from graft.testing.toy import (
     toy_graphs,
     toy_setup,
     unbroken_and_resumed,
+    with_weights,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "toy_setup",
     "trained_tree",
     "unbroken_and_resumed",
+    "with_weights",
 ]
 
 

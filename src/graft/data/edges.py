@@ -13,6 +13,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Times = NDArray[np.float64]  # seconds since 1970, or whatever else grows with time
 
+LEAST_WEIGHT = float(np.finfo(np.float32).tiny)  # one over less would be infinite
 SAME_WEIGHT = 1e-6  # relative difference up to which the weights of both directions are one weight, rounded
 
 
@@ -128,23 +129,27 @@ def _pair_weights(
     """Returns the weight of every pair of nodes, from rows sorted by pair."""
     if not len(first):
         return np.empty(0, np.float32)
-    rows = np.arange(len(keys))
-    up, down = (side[np.lexsort((weights[side], keys[side]))] for side in (rows[forward], rows[~forward]))
-    symmetric = (
-        np.array_equal(keys[up], keys[down])
-        and (np.abs(weights[up] - weights[down]) <= SAME_WEIGHT * weights[up]).all()
-    )
-    summed = np.add.reduceat(np.where(forward, weights, 0) if symmetric else weights, first)
+    one_way = _is_symmetric(keys, weights, forward)
+    summed = np.add.reduceat(np.where(forward, weights, 0) if one_way else weights, first)
     with np.errstate(over="ignore"):
         pair_weights = summed.astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(pair_weights) | (pair_weights == 0))
+    wrong = np.flatnonzero(~(np.isfinite(pair_weights) & (pair_weights >= LEAST_WEIGHT)))
     if len(wrong):
         low, high = divmod(int(keys[first[wrong[0]]]), nodes)
         raise InputError(
             f"The edge between nodes {low} and {high} of '{name}' has weight {summed[wrong[0]]:g}, which is too "
-            f"{'small' if pair_weights[wrong[0]] == 0 else 'large'} for a 32-bit number: rescale the weights."
+            f"{'small' if pair_weights[wrong[0]] < 1 else 'large'} for a 32-bit number: rescale the weights."
         )
     return pair_weights
+
+
+def _is_symmetric(keys: Ints, weights: NDArray[np.float64], forward: NDArray[np.bool_]) -> bool:
+    """Returns whether rows in one direction are those in the other, pair by pair and weight by weight."""
+    if not np.array_equal(keys[forward], keys[~forward]):
+        return False
+    pairs = keys[forward]
+    up, down = (weights[side][np.lexsort((weights[side], pairs))] for side in (forward, ~forward))
+    return bool((np.abs(up - down) <= SAME_WEIGHT * up).all())
 
 
 def _both_directions(keys: Ints, nodes: int) -> Ints:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graft.data.graphs import Graph
+from graft.data.edges import LEAST_WEIGHT
+from graft.data.graphs import Graph, edge_weights
 from graft.tensors.randomness import Stream
 from graft.tensors.sparse import BlockSparse, contiguous, padded_size, stacked_product
 
@@ -45,7 +46,8 @@ class FleetGraph:
         sizes: Tensor,
         base: FleetGraph | None = None,
     ) -> None:
-        self.neighbours = neighbours  # A: both directions, no self-loops; in a view, 0 for an edge that is left out
+        # A: both directions, no self-loops. Its values are the weights of edges; in a view, 0 for one that is left out.
+        self.neighbours = neighbours
         self.features = features  # dense [clients, nodes, features], block-diagonal or masked: `features @ weights`
         self.sizes = sizes  # int64 [clients], without padding
         self.base = base  # what this is a view of
@@ -68,15 +70,25 @@ class FleetGraph:
 
     @cached_property
     def degree(self) -> Tensor:
-        """Returns how many neighbours every node has, [clients, nodes]."""
+        """Returns how many neighbours every node has, or the sum of the weights of its edges, [clients, nodes]."""
         values = self.neighbours.values
         counts = self.neighbours.starts.diff().float() if values is None else self.neighbours.row_sums(values)
         return counts.view(self.clients, self.nodes)
 
+    @property
+    def weighted(self) -> bool:
+        """Returns whether edges have weights; in a view of a graph without, they are there or not."""
+        return (self.base or self).neighbours.values is not None
+
+    def divisor(self) -> Tensor:
+        """Returns what to divide a sum over neighbours by for its mean: the degree, and for a node without neighbours,
+        whose sum is zero, anything else."""
+        return self.degree.clamp(min=LEAST_WEIGHT if self.weighted else 1)
+
     @cached_property
     def mean(self) -> BlockSparse:
         """Returns D^-1 A: the mean over neighbours, zero for a node without any."""
-        inverse = self.degree.flatten().clamp(min=1).reciprocal()
+        inverse = self.divisor().flatten().reciprocal()
         pattern = self.neighbours
         values = 1.0 if pattern.values is None else pattern.values
         return pattern.with_values(inverse[pattern.row_of] * values, inverse[pattern.columns] * values)
@@ -91,7 +103,7 @@ class FleetGraph:
 
     @cached_property
     def with_self_loops(self) -> BlockSparse:
-        """Returns A + I."""
+        """Returns A + I; a self-loop has weight 1."""
         if self.base is not None:
             values = self.neighbours.values
             assert values is not None
@@ -101,7 +113,9 @@ class FleetGraph:
         every = torch.arange(total, dtype=torch.int32, device=self.sizes.device)
         columns = torch.cat([self.neighbours.columns, every])[self._loop_order]
         starts = self.neighbours.starts + torch.arange(total + 1, dtype=torch.int32, device=every.device)
-        return BlockSparse(starts, columns, None, self.clients, (self.nodes, self.nodes)).with_values(None)
+        weights = self.neighbours.values
+        values = None if weights is None else torch.cat([weights, weights.new_ones(total)])[self._loop_order]
+        return BlockSparse(starts, columns, None, self.clients, (self.nodes, self.nodes)).with_values(values)
 
     @cached_property
     def normalised(self) -> BlockSparse:
@@ -171,6 +185,8 @@ class FleetGraph:
         edge, most = self.edge_of
         keep = random.keep(edges, 1, max(most, 1)).flatten(1)
         values = keep[self.neighbours.row_of // self.nodes, edge].float()
+        if self.neighbours.values is not None:
+            values *= self.neighbours.values
         columns = random.keep(features, 1, self.width).flatten(1).float()
         return FleetGraph(
             self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, base=self
@@ -232,8 +248,10 @@ def build_fleet_graph(graphs: Sequence[Graph], device: torch.device) -> FleetGra
     sizes = torch.tensor([graph.nodes for graph in graphs], device=device)
     rows = np.concatenate([graph.edges[0] + client * nodes for client, graph in enumerate(graphs)])
     columns = np.concatenate([graph.edges[1] + client * nodes for client, graph in enumerate(graphs)])
-    neighbours = _compressed(np.bincount(rows, minlength=len(graphs) * nodes), columns, None, (nodes, nodes), device)
-    graph = FleetGraph(neighbours.with_values(None), _features(graphs, nodes, device), sizes)
+    weighted = any(graph.weights is not None for graph in graphs)
+    weights = np.concatenate([edge_weights(graph) for graph in graphs]) if weighted else None
+    neighbours = _compressed(np.bincount(rows, minlength=len(graphs) * nodes), columns, weights, (nodes, nodes), device)
+    graph = FleetGraph(neighbours.with_values(neighbours.values), _features(graphs, nodes, device), sizes)
     graph.cacheable = True
     return graph
 

@@ -140,10 +140,10 @@ __device__ float warp_sum(float value)
     return value;
 }
 
-// The attention weight of every entry: the softmax over its row of leaky_relu(target + source). A warp has a row. The
-// weight of an entry whose `kept` is zero is zero.
+// The attention weight of every entry: the softmax over its row of leaky_relu(target + source), each exponential times
+// the value of the entry, which may be zero. A warp has a row.
 extern "C" __global__ void attention_weights(
-    const int* starts, const int* columns, const float* kept, const float* target, const float* source, float* out,
+    const int* starts, const int* columns, const float* values, const float* target, const float* source, float* out,
     int rows, double slope)
 {
     long long row = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -152,12 +152,13 @@ extern "C" __global__ void attention_weights(
     float own = target[row], largest = -3.4e38f, sum = 0;
     for (int entry = first; entry < stop; entry += 32) {
         float score = leaky(own + source[columns[entry]], slope);
-        if (!kept || kept[entry] != 0) largest = fmaxf(largest, score);
+        if (values) score = values[entry] > 0 ? score + logf(values[entry]) : -3.4e38f;
+        largest = fmaxf(largest, score);
         out[entry] = score;
     }
     for (int offset = 16; offset; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
     for (int entry = first; entry < stop; entry += 32) {
-        float weight = !kept || kept[entry] != 0 ? expf(out[entry] - largest) : 0;
+        float weight = expf(out[entry] - largest);
         out[entry] = weight;
         sum += weight;
     }
@@ -272,11 +273,12 @@ def attention_kernel(name: str, vector: int = 1) -> Any:
 
 
 def attention_weights(
-    starts: Tensor, columns: Tensor, kept: Tensor | None, target: Tensor, source: Tensor, slope: float
+    starts: Tensor, columns: Tensor, values: Tensor | None, target: Tensor, source: Tensor, slope: float
 ) -> Tensor:
-    """Returns the attention weight of every entry, [entries]; `target` and `source` are one number a row."""
+    """Returns the attention weight of every entry, [entries]; `target` and `source` are one number a row, `values` one
+    factor of the exponential an entry."""
     out, rows = target.new_empty(len(columns)), len(starts) - 1
-    arguments = [starts, columns, or_null(kept, out), target, source, out, rows, slope]
+    arguments = [starts, columns, or_null(values, out), target, source, out, rows, slope]
     attention_kernel("attention_weights")(warp_grid(rows), (BLOCK, 1, 1), arguments)
     return out
 

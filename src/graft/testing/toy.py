@@ -60,6 +60,13 @@ def toy_graphs(clients: int = 3, sizes: Sequence[int] = SIZES, *, sparse: bool =
     ]
 
 
+def with_weights(graph: Graph, seed: int = 0) -> Graph:
+    """Returns the same graph with weights of edges, from a tenth to ten, the same in both directions."""
+    low, high = np.sort(graph.edges, axis=0)
+    drawn = 10 ** np.random.default_rng([graph.nodes, seed]).uniform(-1, 1, (graph.nodes, graph.nodes))
+    return replace(graph, weights=drawn[low, high].astype(np.float32))
+
+
 def toy_federation(
     clients: int = 3, sizes: Sequence[int] = SIZES, *, sparse: bool = False, crossing: int = 6
 ) -> FederationData:
