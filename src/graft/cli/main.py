@@ -12,6 +12,7 @@ from graft import __version__
 from graft.cli.check_method import check_method
 from graft.cli.console import guarded, say
 from graft.cli.listing import list_names
+from graft.cli.many_values import ManyValues
 from graft.cli.partition import partition
 from graft.cli.report import report
 from graft.cli.reproduce import reproduce
@@ -40,7 +41,8 @@ def options(
     """Federated training of graph neural networks."""
 
 
-for command in (run, resume, report, partition, reproduce):
+app.command(cls=ManyValues)(guarded(run))
+for command in (resume, report, partition, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))

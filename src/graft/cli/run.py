@@ -44,7 +44,7 @@ def run(
     variants = [values, *({**values, "method": name, "plug": "", "settings": {}} for name in others)]
     drafts = [draft_experiment(variant) for variant in variants]
     first = drafts[0]
-    root = out or Path("runs") / f"{first.label}-{Path(first.dataset).stem}-{first.clients}-{first.seed}"
+    root = out or Path("runs") / f"{first.label}-{first.data_label}-{first.clients}-{first.seed}"
     folders = [root / draft.label if others else root for draft in drafts]
     if len(set(folders)) < len(folders):
         raise InputError(f"--against {against} names a method twice; each is run once.")

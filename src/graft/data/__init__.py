@@ -38,6 +38,7 @@ PARTITIONS: Registry[Callable[..., Any]] = Registry(
     },
 )
 PARTITION_FILES = (".npy", ".json", ".csv", ".txt")
+OWN_GRAPHS = "own"  # stands for a partition where every client brings its own graph
 
 
 class DatasetName(NamedTuple):
@@ -57,16 +58,46 @@ def parse_dataset(source: str) -> DatasetName:
     if name.lower() in DATASETS:
         return DatasetName(name.lower(), options)
     path = Path(source)
-    if path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+    if path.is_dir() or (path.suffix in (".npz", ".toml") and path.is_file()):
         return DatasetName(source)
     for own, settings in ((source, ""), (rest, last)):
         if parse_reference(own):
             DATASETS.check(own)
             return DatasetName(own, settings)
     if path.is_file():
-        raise InputError(f"{path} cannot be read: a dataset is a .npz file or a folder with nodes.csv and edges.csv.")
+        raise InputError(
+            f"{path} cannot be read: a dataset is a folder with nodes.csv and edges.csv, a .npz file or a data file, "
+            f"which is TOML."
+        )
     hint = close_to(name.lower(), DATASETS)
     raise InputError(f"There is no dataset or file '{source}'{hint}; the datasets are {', '.join(DATASETS)}.")
+
+
+def parse_graphs(graphs: list[str]) -> dict[str, Path]:
+    """Returns the paths of clients' own graphs by their names, given as path or name=path."""
+    paths: dict[str, Path] = {}
+    for text in graphs:
+        name, equals, rest = text.partition("=")
+        path = Path(rest) if equals and not Path(text).exists() else Path(text)
+        if not path.is_dir() and not (path.suffix == ".npz" and path.is_file()):
+            raise InputError(f"There is no folder or .npz file {path}: --graphs takes one for each client.")
+        name = name if path == Path(rest) else path.resolve().stem
+        if name in paths:
+            raise InputError(f"Two of the graphs are called '{name}': give one another name, as other={path}.")
+        paths[name] = path
+    from graft.data.data_file import check_names
+
+    check_names("--graphs", paths)
+    return paths
+
+
+def count_clients(dataset: str) -> int | None:
+    """Returns how many clients bring their own graph in a data file; None for a dataset that is one graph."""
+    if Path(dataset).suffix != ".toml" or not Path(dataset).is_file():
+        return None
+    from graft.data.data_file import read_data_file
+
+    return len(read_data_file(Path(dataset)).clients) or None
 
 
 def check_partition(by: str | Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
-from graft.data import DATASETS, check_partition, parse_dataset
+from graft.data import DATASETS, OWN_GRAPHS, check_partition, count_clients, parse_dataset, parse_graphs
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
 from graft.experiments.make_method import check_settings
@@ -161,6 +161,11 @@ class Experiment:
         return f"{method}+{PLUGS.label(self.plug)}" if self.plug else method
 
     @property
+    def data_label(self) -> str:
+        """Returns the name of the data, for people and paths."""
+        return "-".join(parse_graphs(self.graphs)) if self.graphs else Path(self.dataset).stem
+
+    @property
     def training(self) -> Training:
         from graft.training.optimizers import Training
 
@@ -239,13 +244,32 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
     except UnknownName:  # of an object that is given in Python, or a mistake that `make_method` refuses
         method = None
     defaults = method.experiment_defaults if method else {}
-    return resolved(validated(Experiment, {**defaults, **values}, "an experiment"))
+    return resolved(draft_experiment({**defaults, **values}))
 
 
 def draft_experiment(values: Mapping[str, Any]) -> Experiment:
     """Returns the experiment of those values without what its method sets: good for checks, before PyTorch is
     imported."""
-    return validated(Experiment, values, "an experiment")
+    return validated(Experiment, with_own_graphs(values), "an experiment")
+
+
+def with_own_graphs(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the values of an experiment with as many clients as bring their own graphs, where they do."""
+    graphs, dataset = values.get("graphs"), values.get("dataset")
+    if not isinstance(graphs, list):
+        graphs = []  # or of a type that is refused where fields are checked
+    if graphs and dataset:
+        raise InputError(f"Both graphs and the dataset '{dataset}' were given: graphs are the data of their clients.")
+    count = len(graphs) if graphs else count_clients(dataset) if isinstance(dataset, str) else None
+    if count is None:
+        return values
+    own = {"clients": count, "partition": OWN_GRAPHS, **({"dataset": ""} if graphs else {})}
+    for name in ("clients", "partition"):
+        if values.get(name, own[name]) != own[name]:
+            raise InputError(
+                f"{name} is {values[name]}, but {count} clients bring graphs of their own: nothing is shared out."
+            )
+    return {**values, **own}
 
 
 def resolved(experiment: Experiment) -> Experiment:
@@ -256,7 +280,7 @@ def resolved(experiment: Experiment) -> Experiment:
         models = [absolute(MODELS, name) for name in names]
     dataset = experiment.dataset
     own, colon, rest = dataset.partition(".py:")
-    if dataset.partition(":")[0].lower() not in DATASETS:
+    if dataset and dataset.partition(":")[0].lower() not in DATASETS:
         if Path(dataset).exists():
             dataset = str(Path(dataset).resolve())
         elif colon:
@@ -267,6 +291,7 @@ def resolved(experiment: Experiment) -> Experiment:
         plug=absolute(PLUGS, experiment.plug),
         models=models,
         dataset=dataset,
+        graphs=[f"{name}={path.resolve()}" for name, path in parse_graphs(experiment.graphs).items()],
     )
 
 
@@ -275,7 +300,7 @@ def own_files(experiment: Experiment) -> list[Path]:
     Graft."""
     models = experiment.models
     names = [experiment.method, experiment.plug, *(list_models(models) if isinstance(models, str) else models)]
-    if experiment.dataset != GIVEN:
+    if experiment.dataset not in (GIVEN, ""):
         names.append(parse_dataset(experiment.dataset).name)
     references = filter(None, map(parse_reference, names))
     return [reference.path for reference in references if reference.is_file]
@@ -291,9 +316,12 @@ def check_names(experiment: Experiment) -> None:
     if experiment.plug:
         PLUGS.check(experiment.plug)
     check_settings(experiment.method, experiment.settings, experiment.plug)
-    if experiment.dataset != GIVEN:
+    if experiment.graphs:
+        parse_graphs(experiment.graphs)
+    elif experiment.dataset != GIVEN:
         parse_dataset(experiment.dataset)
-    check_partition(split_options(experiment.partition)[0])
+    if experiment.partition != OWN_GRAPHS:
+        check_partition(split_options(experiment.partition)[0])
     models = experiment.models
     for name in list_models(models) if isinstance(models, str) else models:
         if name != GIVEN:

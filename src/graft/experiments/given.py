@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from graft.data import OWN_GRAPHS
+from graft.data.client_graphs import Federation
 from graft.data.federation import FederationData
 from graft.errors import InputError
 from graft.experiments.experiment import GIVEN, Experiment, make_experiment
@@ -57,7 +59,12 @@ def describe(method: str | Method, dataset: Any, models: Any, settings: Mapping[
         values = {**method.experiment_defaults, **values, **names_of(method)}
     else:
         values["method"] = method
-    values["dataset"] = str(dataset) if isinstance(dataset, str | Path) else GIVEN
+    if isinstance(dataset, Mapping) or (isinstance(dataset, Sequence) and not isinstance(dataset, str)):
+        dataset = Federation(dataset)
+    if isinstance(dataset, Federation):
+        values = {"clients": len(dataset), "partition": OWN_GRAPHS, **values}
+    if not (values.get("graphs") and dataset == Experiment.dataset):
+        values["dataset"] = str(dataset) if isinstance(dataset, str | Path) else GIVEN
     if models is not None:
         values["models"] = models if all_names(models) else GIVEN
     given = Given(

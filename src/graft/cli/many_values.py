@@ -1,0 +1,28 @@
+"""Options that take all the words up to the next option, as `--graphs alpha/ beta/ gamma.npz`."""
+
+from __future__ import annotations
+
+import click
+from typer.core import TyperCommand
+
+MANY = ("--graphs",)
+
+
+class ManyValues(TyperCommand):
+    """A command whose options in `MANY` may be given once with several values."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, repeat_options(args))
+
+
+def repeat_options(words: list[str]) -> list[str]:
+    """Returns the words with `--graphs a b` as `--graphs a --graphs b`."""
+    repeated: list[str] = []
+    option = ""  # that the next word is another value of
+    for word, before in zip(words, ["", *words], strict=False):
+        if word.startswith("-"):
+            option = word if word in MANY else ""
+        elif option and before != option:
+            repeated.append(option)
+        repeated.append(word)
+    return repeated
