@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,15 @@ def data_hash(graphs: Iterable[Graph], membership: Ints) -> str:
     return digest.hexdigest()
 
 
-def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes a partition and every client in it."""
+def card(
+    graph: Graph,
+    membership: Ints,
+    by: str | Path,
+    seed: int,
+    options: Mapping[str, Any],
+    names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Describes a partition and every client in it, by its name or number."""
     inside = graph.edges[:, membership[graph.edges[0]] == membership[graph.edges[1]]]
     inner, total = inside.shape[1] // 2, graph.edge_count
     return {
@@ -47,6 +54,7 @@ def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Map
         "seed": int(seed),
         "options": dict(options),
         "hash": content_hash(membership),
+        **({} if names is None else {"names": list(names)}),
         "nodes": graph.nodes,
         "edges": {
             "total": total,
@@ -54,11 +62,11 @@ def card(graph: Graph, membership: Ints, by: str | Path, seed: int, options: Map
             "lost": total - inner,
             "lost_share": (total - inner) / total if total else 0.0,
         },
-        "per_client": _per_client(graph, membership, inside),
+        "per_client": _per_client(graph, membership, inside, names),
     }
 
 
-def _per_client(graph: Graph, membership: Ints, inside: Ints) -> list[dict[str, Any]]:
+def _per_client(graph: Graph, membership: Ints, inside: Ints, names: Sequence[str] | None) -> list[dict[str, Any]]:
     clients, classes = int(membership.max()) + 1, graph.classes
     edges = undirected(inside)
     _, component = connected_components(adjacency(graph.nodes, inside), directed=False)
@@ -83,7 +91,11 @@ def _per_client(graph: Graph, membership: Ints, inside: Ints) -> list[dict[str, 
         "class_homophily": [_shares(*pair) for pair in zip(both, either, strict=True)],
     }
     return [
-        {"client": client, **{name: values[client] for name, values in columns.items()}} for client in range(clients)
+        {
+            "client": client if names is None else names[client],
+            **{name: values[client] for name, values in columns.items()},
+        }
+        for client in range(clients)
     ]
 
 

@@ -9,7 +9,7 @@ from math import floor
 
 import numpy as np
 
-from graft.data.graphs import MASKS, Bools, Graph, Ints, Times, subgraph
+from graft.data.graphs import MASKS, Bools, Graph, Ints, Times, keep_edges, subgraph
 from graft.data.streams import stream
 from graft.errors import InputError
 
@@ -147,18 +147,21 @@ def node_times(graph: Graph) -> Times | None:
 def training_graph(graph: Graph, by_time: bool) -> Graph:
     """Returns a graph without its test nodes and their edges; by time, without anything else that came after the last
     node that is trained or validated on."""
-    masks, times = graph.masks, node_times(graph)
-    keep, latest = ~masks["test"], np.inf
-    used = masks["train"] | masks["validation"]
-    if by_time and times is not None and used.any():
-        latest = times[used].max()
-        keep &= times <= latest
-    seen = subgraph(graph, np.flatnonzero(keep))
-    if seen.edge_times is None:
-        return seen
-    early = seen.edge_times <= latest
-    weights = None if seen.weights is None else seen.weights[early]
-    return replace(seen, edges=seen.edges[:, early], edge_times=seen.edge_times[early], weights=weights)
+    seen = subgraph(graph, np.flatnonzero(seen_in_training(graph, by_time)))
+    return seen if seen.edge_times is None else keep_edges(seen, seen.edge_times <= _latest(graph, by_time))
+
+
+def seen_in_training(graph: Graph, by_time: bool) -> Bools:
+    """Returns which nodes `training_graph` keeps."""
+    times = node_times(graph)
+    seen: Bools = ~graph.masks["test"]
+    return seen if times is None else seen & (times <= _latest(graph, by_time))
+
+
+def _latest(graph: Graph, by_time: bool) -> float:
+    """Returns when the last node came that is trained or validated on."""
+    times, used = node_times(graph), graph.masks["train"] | graph.masks["validation"]
+    return float(times[used].max()) if by_time and times is not None and used.any() else np.inf
 
 
 def _draw_masks(
