@@ -11,7 +11,8 @@ from torch import Tensor
 from graft.data.federation import FederationData
 from graft.experiments.experiment import Experiment
 from graft.federation.clients import Traffic
-from graft.federation.evaluation import KINDS, Best, accuracy
+from graft.federation.evaluation import Best, accuracy
+from graft.federation.metrics import KINDS
 from graft.federation.session import RoundOutcome
 from graft.models import Model
 from graft.tensors.trees import Tree

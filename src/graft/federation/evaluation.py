@@ -1,4 +1,4 @@
-"""From counts of correct nodes to accuracies."""
+"""From counts of correct nodes to accuracies, and to the best round."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from graft.federation.clients import StepLosses
-
-KINDS = ("train", "validation", "test")
+from graft.federation.metrics import KINDS
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Accuracies of one set of models on every client's own nodes; nan where a client has no such node."""
+class ClientScores:
+    """A metric of one set of models on every client's own nodes; nan where it is not defined, as without a node."""
 
     per_client: np.ndarray  # float64 [clients, 3]: train, validation, test
     nodes: np.ndarray  # [clients]
 
     def mean(self, kind: str) -> float | None:
-        """Returns the plain mean over the clients that have such nodes; None if no client has."""
+        """Returns the plain mean over the clients for which there is a value; None if there is for none."""
         values, _ = self._scored(kind)
         return float(values.mean()) if len(values) else None
 
@@ -41,25 +40,30 @@ class Accuracy:
         return [None if isnan(value) else value for value in values]
 
 
-def accuracy(correct: Tensor, totals: Tensor, nodes: Tensor) -> Accuracy:
+def accuracy(correct: Tensor, totals: Tensor, nodes: Tensor) -> ClientScores:
     """Returns accuracies from counts [clients, pooled, 3]; pooled are clients whose graphs were made one."""
     with np.errstate(invalid="ignore"):  # 0 / 0 is nan: nothing to score
         shares = correct.cpu().flatten(0, 1).numpy() / totals.cpu().flatten(0, 1).numpy()
-    return Accuracy(shares, nodes.cpu().flatten().numpy())
+    return ClientScores(shares, nodes.cpu().flatten().numpy())
 
 
 @dataclass
 class Best:
-    """The round with the best validation accuracy so far; of equals, the first."""
+    """The round with the best validation score so far; of equals, the first."""
 
+    higher: bool = True  # whether a higher score is a better one
     round: int = 0
-    validation: float = float("-inf")
+    validation: float | None = None
 
     def see(self, round: int, validation: float | None) -> bool:
-        if validation is not None and validation > self.validation:
-            self.round, self.validation = round, validation
-            return True
-        return False
+        """Returns whether a round is better than all before it, and if so keeps it."""
+        if validation is None or (self.validation is not None and not self._better(validation, self.validation)):
+            return False
+        self.round, self.validation = round, validation
+        return True
+
+    def _better(self, score: float, other: float) -> bool:
+        return score > other if self.higher else score < other
 
 
 @dataclass(frozen=True)

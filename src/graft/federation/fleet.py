@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.federation.labels import FleetData, Labels, TrainNodes
+from graft.federation.metric_names import ACCURACY
 from graft.graphs.fleet_graph import FleetGraph
 from graft.graphs.node_subset import gather_nodes
 from graft.models.architecture import LayeredModel, Model, Output
@@ -20,7 +21,7 @@ from graft.models.heterogeneous import Heterogeneous
 from graft.tensors.randomness import SeedBuffer, Stream, index_tensor, seed_for, streams
 from graft.tensors.trees import Owners, Tree, Weights, broadcast_tree
 from graft.training.loop import Part, Turn, fit
-from graft.training.losses import log_softmax
+from graft.training.losses import focal, log_softmax
 from graft.training.optimizers import Training
 
 Nodes = Literal["train", "all"]
@@ -58,6 +59,8 @@ class Fleet:
     scoring: FleetData  # what models are scored on: other data than `data` where that is perturbed
     cut_batches: Callable[[], list[FleetData]] = list  # makes the batches, if there are any
     caches: list[dict[Any, Any]] = field(default_factory=list)  # a client's, made of its data and state; never saved
+    metrics: tuple[str, ...] = ACCURACY  # that models are measured by
+    positive: int | None = None  # the class that some of them are of
 
     @property
     def graph(self) -> FleetGraph:
@@ -226,9 +229,13 @@ class Fleet:
         return self.model.forward_at(weights, self.data.train_subset, self.random if dropout else None)
 
     def train_loss(self, logits: Tensor) -> Tensor:
-        """Returns the mean loss over each client's training nodes from logits of these."""
+        """Returns the mean loss over each client's training nodes from logits of these, as the experiment sets it."""
         _, classes, shares = self.train_nodes
         log_likelihood = log_softmax(logits).gather(2, classes.unsqueeze(2)).squeeze(2)
+        if self.training.loss == "focal":
+            log_likelihood = focal(log_likelihood, self.training.focal_gamma)
+        if self.training.class_weights == "balanced":
+            shares = self.labels.balanced_shares
         return -(log_likelihood * shares).sum(1)
 
     def at_train_nodes(self, values: Tensor) -> Tensor:

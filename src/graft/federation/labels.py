@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ class Labels:
     masks: Tensor  # bool [clients, 3, nodes]: train, validation, test
     membership: Tensor  # int64 [clients, nodes]: whose node it was before graphs were pooled, else 0
     pooled_clients: int  # whose graphs each one is: 1 where none were pooled
+    class_counts: Tensor  # [clients, classes]: training nodes of each class; in a batch, of the whole client
     source: tuple[Labels, list[int]] | None = None  # what these were selected from, and which clients
 
     def select(self, chosen: list[int]) -> Labels:
@@ -43,6 +44,7 @@ class Labels:
             self.masks[chosen],
             self.membership[chosen],
             self.pooled_clients,
+            self.class_counts[chosen],
             source=(self, chosen),
         )
 
@@ -58,6 +60,15 @@ class Labels:
         real = torch.arange(nodes.shape[1], device=nodes.device) < counts
         nodes = torch.where(real, nodes, nodes[:, :1])
         return TrainNodes(nodes, self.classes.gather(1, nodes), real / counts.clamp(min=1))
+
+    @cached_property
+    def balanced_shares(self) -> Tensor:
+        """Returns the shares of training nodes that give every class of a client the same weight, [clients, most]: n /
+        (classes * n of the class) times the plain ones."""
+        counts = self.class_counts
+        occurring = (counts > 0).sum(1, keepdim=True).clamp(min=1)
+        weights = counts.sum(1, keepdim=True) / (occurring * counts.clamp(min=1))
+        return self.train_nodes.shares * weights.gather(1, self.train_nodes.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +113,18 @@ def build_data(graphs: Sequence[Graph], device: torch.device, membership: np.nda
     if membership is not None:
         owner[0, : len(membership)] = torch.from_numpy(membership)
     pooled_clients = 1 if membership is None else int(membership.max()) + 1
-    return FleetData(graph, Labels(classes.to(device), masks.to(device), owner.to(device), pooled_clients))
+    counts = count_classes(graphs, device)
+    return FleetData(graph, Labels(classes.to(device), masks.to(device), owner.to(device), pooled_clients, counts))
+
+
+def count_classes(graphs: Sequence[Graph], device: torch.device) -> Tensor:
+    """Returns how many training nodes of each class every client has, [clients, classes]."""
+    counts = torch.zeros(len(graphs), max(graph.classes for graph in graphs))
+    for client, graph in enumerate(graphs):
+        if graph.train is not None:
+            classes = graph.y[graph.train & (graph.y >= 0)]
+            counts[client] = torch.from_numpy(np.bincount(classes, minlength=counts.shape[1]))
+    return counts.to(device)
 
 
 def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.device) -> list[FleetData]:
@@ -112,6 +134,7 @@ def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.
     """
     clusters = [partition(graph, count, "metis", seed) for graph in graphs]
     parts = [cut(graph, membership) for graph, membership in zip(graphs, clusters, strict=True)]
+    counts = count_classes(graphs, device)
     batches = []
     for batch in range(count):
         batch_graphs = [part[batch] for part in parts]
@@ -120,5 +143,6 @@ def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.
         for client, membership in enumerate(clusters):
             nodes[client, : batch_graphs[client].nodes] = torch.from_numpy(np.flatnonzero(membership == batch))
         may_lack_labels = not all(part.train is not None and part.train.any() for part in batch_graphs)
-        batches.append(FleetData(data.graph, data.labels, nodes.to(device), may_lack_labels))
+        labels = replace(data.labels, class_counts=counts)
+        batches.append(FleetData(data.graph, labels, nodes.to(device), may_lack_labels))
     return batches

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 from torch import Tensor
 
-from graft.federation.reveals import NODE_COUNTS, SCORES, Reveals
+from graft.federation import metrics
+from graft.federation.reveals import NODE_COUNTS, SCORES, Reveals, measures
 from graft.fields import check_fields
 from graft.tensors.trees import Tree, Weights, select_clients
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from graft.data.federation import FederationData
     from graft.data.graphs import Graph
-    from graft.federation.clients import Clients
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
     from graft.federation.topologies import Topology
@@ -90,6 +91,8 @@ class Method:
     reveals: ClassVar[Mapping[str, Reveals]] = {
         "score/correct": SCORES,
         "score_shared/correct": SCORES,
+        **measures("measure"),
+        **measures("measure_shared"),
         "count/nodes": NODE_COUNTS,
         "count/totals": NODE_COUNTS,
     }
@@ -128,16 +131,28 @@ class Method:
     def evaluate(self, server: Server, clients: Clients) -> Tree:
         """Returns how many nodes of each client are classified correctly: by the client's own model ("own"), and by the
         model that all have in common ("global"), if the method has one."""
+        replies = self.ask_models(server, clients, self.score, self.score_shared)
+        return Tree({models: reply.correct for models, reply in replies.items()})
+
+    def evaluate_metrics(self, server: Server, clients: Clients) -> Tree:
+        """Returns what `graft.federation.metrics.measure` gives of the models that `evaluate` scores."""
+        replies = self.ask_models(server, clients, self.measure, self.measure_shared)
+        return Tree({models: reply.stacked() for models, reply in replies.items()})
+
+    def ask_models(
+        self, server: Server, clients: Clients, own: Callable[..., Any], given: Callable[..., Any]
+    ) -> dict[str, Replies]:
+        """Asks for scores of all models there are: with one step of those that clients hold, with another of those
+        that the server sends along."""
         stacked = self.personalised(server)
         if stacked is None:
-            own = clients.ask(self.score)
+            replies = {"own": clients.ask(own)}
         else:
-            own = clients.ask(self.score_shared, each={c: select_clients(stacked, c) for c in clients.members})
-        correct = Tree(own=own.correct)
+            replies = {"own": clients.ask(given, each={c: select_clients(stacked, c) for c in clients.members})}
         shared = self.shared(server)
         if shared is not None:
-            correct["global"] = clients.ask(self.score_shared, shared).correct
-        return correct
+            replies["global"] = clients.ask(given, shared)
+        return replies
 
     def personal(self, fleet: Fleet) -> Weights:
         """Returns the model each client would use itself."""
@@ -178,6 +193,18 @@ class Method:
         """How many nodes a model of the server's classifies correctly."""
         fleet = fleet.on(fleet.scoring)
         return {"correct": fleet.count_correct(self.shared_logits(fleet, model))}
+
+    @step(fleet=False, pure=True)
+    def measure(self, fleet: Fleet) -> Tree:
+        """Metrics of each client's own model."""
+        fleet = fleet.on(fleet.scoring)
+        return metrics.measure(fleet, self.logits(fleet))
+
+    @step(fleet=False)
+    def measure_shared(self, fleet: Fleet, model: Weights) -> Tree:
+        """Metrics of a model of the server's."""
+        fleet = fleet.on(fleet.scoring)
+        return metrics.measure(fleet, self.shared_logits(fleet, model))
 
     @step
     def count(self, fleet: Fleet) -> dict[str, Tensor]:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
+from graft.federation import metrics
 from graft.federation.clients import Clients, Mail, Replies, Request
 from graft.federation.fleet import Fleet
 from graft.federation.method import LinkRecord, Method, step
-from graft.federation.reveals import MODEL, SCORES
+from graft.federation.reveals import MODEL, SCORES, measures
 from graft.federation.server import Server
 from graft.federation.topologies import Topology, renormalise, spectral_gap
 from graft.tensors.randomness import Stream
@@ -29,7 +30,7 @@ class PeerMethod(Method):
 
     one_model: ClassVar[bool] = True
     takes_topology: ClassVar[bool] = True
-    reveals: ClassVar = {"share/model": MODEL, "score_trained/correct": SCORES}
+    reveals: ClassVar = {"share/model": MODEL, "score_trained/correct": SCORES, **measures("measure_trained")}
 
     def start_client(self, fleet: Fleet) -> None:
         fleet.state.model = fleet.initial()  # after mixing
@@ -51,6 +52,11 @@ class PeerMethod(Method):
         correct = super().evaluate(server, clients)
         correct.trained = clients.ask(self.score_trained).correct
         return correct
+
+    def evaluate_metrics(self, server: Server, clients: Clients) -> Tree:
+        measured = super().evaluate_metrics(server, clients)
+        measured.trained = clients.ask(self.measure_trained).stacked()
+        return measured
 
     @step
     def train(self, fleet: Fleet) -> dict[str, Tensor]:
@@ -75,6 +81,12 @@ class PeerMethod(Method):
     def score_trained(self, fleet: Fleet) -> dict[str, Tensor]:
         """How many nodes each peer classifies correctly before it mixes."""
         return {"correct": fleet.on(fleet.scoring).correct(fleet.state.trained)}
+
+    @step(fleet=False, pure=True)
+    def measure_trained(self, fleet: Fleet) -> Tree:
+        """Metrics of each peer's model before it mixes."""
+        fleet = fleet.on(fleet.scoring)
+        return metrics.measure(fleet, fleet.predict(fleet.state.trained).logits)
 
     def training(self, fleet: Fleet) -> Training:
         """Returns how peers train: as the experiment says, unless the optimiser belongs to the method."""

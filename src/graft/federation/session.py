@@ -14,6 +14,8 @@ from graft.errors import RunError
 from graft.federation.clients import Clients, Engine, Traffic
 from graft.federation.evaluation import Losses, gather_losses
 from graft.federation.method import LinkRecord
+from graft.federation.metric_names import ACCURACY
+from graft.federation.metrics import Measured
 from graft.federation.server import Server
 from graft.federation.setup import Setup
 from graft.tensors.randomness import seed_for
@@ -36,6 +38,7 @@ class RoundOutcome(NamedTuple):
 
     tensors: Tree  # on the host: `losses`, `details` and, where models were scored, `correct`
     facts: RoundFacts
+    measured: Mapping[str, Measured] = {}  # other metrics than the accuracy, by whose models they are of
 
     @property
     def losses(self) -> Losses:
@@ -92,15 +95,23 @@ class Session:
         if diverged is not None:
             step, client = diverged
             raise RunError(
-                f"The loss of client {self.setup.client_name(client)} is no longer a finite number in step '{step}' of {self.setup.name}, "
-                f"round {number}; a smaller learning_rate may help."
+                f"The loss of client {self.setup.client_name(client)} is no longer a finite number in step '{step}' of "
+                f"{self.setup.name}, round {number}; a smaller learning_rate may help."
             )
-        return outcome
+        measuring = evaluate and self.setup.metrics != ACCURACY
+        return outcome._replace(measured=self.measure(number)) if measuring else outcome
 
     def evaluate(self, number: int) -> Tree:
         """Returns how many nodes of each client are classified correctly, by every kind of model the method has."""
         everyone = Clients(self.engine, number, self.engine.members())
         return self.setup.method.evaluate(self.server, everyone)
+
+    def measure(self, number: int) -> dict[str, Measured]:
+        """Returns the metrics of every client's nodes, by every kind of model the method has."""
+        everyone = Clients(self.engine, number, self.engine.members())
+        replies = self.setup.method.evaluate_metrics(self.server, everyone)
+        metrics, positive = self.setup.metrics, self.setup.positive
+        return {models: Measured.of(reply, metrics, positive) for models, reply in replies.items()}
 
     def count_nodes(self) -> tuple[Tensor, Tensor]:
         """Returns how many nodes every client has, in all [clients, pooled] and in each mask [clients, pooled, 3]."""

@@ -13,6 +13,7 @@ from graft.data.graphs import Graph
 from graft.federation.fleet import Call, Fleet, cached_call
 from graft.federation.labels import build_batches, build_data
 from graft.federation.method import Method
+from graft.federation.metric_names import ACCURACY
 from graft.federation.topologies import Topology
 from graft.models import Model, build_model
 from graft.models.architecture import LayeredModel
@@ -45,6 +46,8 @@ class Setup:
     scoring_membership: np.ndarray | None = None  # the same of the graph that models are scored on, where it is another
     rounds: int = 100  # how many there will be, for schedules
     names: tuple[str, ...] | None = None  # of the clients, for messages to people; None: their numbers
+    metrics: tuple[str, ...] = ACCURACY  # that models are measured by; the first picks the best round
+    positive: int | None = None  # the class that some metrics are of; of two classes it is else the second
 
     @property
     def clients(self) -> list[int]:
@@ -98,6 +101,8 @@ class Setup:
             scoring=scoring or data,
             cut_batches=cached_call(lambda: build_batches(graphs, training.batches, seed, device)),
             caches=[{} for _ in clients],
+            metrics=self.metrics,
+            positive=self.positive,
         )
         return fleet.for_call(0, "start")
 
