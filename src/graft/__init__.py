@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from graft.data.federation import FederationData
     from graft.data.graphs import Graph, make_graph
     from graft.engines.in_process import InProcess
-    from graft.errors import GraftError, InputError, MemoryWarning, RunError
+    from graft.errors import DataWarning, GraftError, InputError, MemoryWarning, RunError
     from graft.experiments.build import build_federation, build_setup
     from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
     from graft.experiments.result import Result
@@ -71,7 +71,7 @@ _MODULES = {
     "data.federation": ("FederationData",),
     "data.graphs": ("Graph", "make_graph"),
     "engines.in_process": ("InProcess",),
-    "errors": ("GraftError", "InputError", "MemoryWarning", "RunError"),
+    "errors": ("DataWarning", "GraftError", "InputError", "MemoryWarning", "RunError"),
     "experiments.build": ("build_federation", "build_setup"),
     "experiments.experiment": ("Experiment", "ExperimentSettings", "make_experiment"),
     "experiments.result": ("Result",),
@@ -116,6 +116,7 @@ __all__ = [
     "PLUGS",
     "VOTE",
     "Clients",
+    "DataWarning",
     "Experiment",
     "ExperimentSettings",
     "FederationData",

@@ -13,5 +13,13 @@ class RunError(GraftError):
     """The run failed: say which client, which step and which round."""
 
 
-class MemoryWarning(UserWarning):
+class GraftWarning(UserWarning):
+    """One clear sentence about a run that goes on."""
+
+
+class DataWarning(GraftWarning):
+    """Something in the data that was given is not used, or is likely not meant."""
+
+
+class MemoryWarning(GraftWarning):
     """The run may need more memory than there is; it goes on."""

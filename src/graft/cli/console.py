@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from graft.errors import GraftError, InputError, MemoryWarning
+from graft.errors import GraftError, GraftWarning, InputError
 from graft.files import printable
 
 out_console = Console(highlight=False)
@@ -59,7 +59,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 def show_warning(default: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
     """Graft's own warnings are one sentence too."""
-    if issubclass(category, MemoryWarning):
+    if issubclass(category, GraftWarning):
         complain(f"graft: {message}")
     else:
         default(message, category, *where)

@@ -93,7 +93,7 @@ def _checked_weights(name: str, ends: NDArray[Any], weights: ArrayLike) -> NDArr
         edge = wrong[0]
         raise InputError(
             f"Edge {edge} of '{name}', between nodes {ends[0, edge]} and {ends[1, edge]}, has weight {values[edge]:g}: "
-            f"weights must be finite and above 0, or 0 for no edge."
+            f"weights must be finite and above 0, or 0 for no edge; leave them out if they mean something else."
         )
     return values
 
