@@ -1,0 +1,87 @@
+"""Does joining help? What a client's model of the federation is worth on its own test nodes, against the model that it
+trains alone; and what the client is worth to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from graft.federation.metric_names import METRICS
+from graft.federation.metrics import Predictions, cheap_checks
+
+DRAWS = 1000  # bootstrap samples of the test nodes
+CONFIDENCE = 0.95
+LEAST_NODES = 10  # test nodes below which no interval is worth its name
+
+HELPS, HURTS, UNCLEAR, UNKNOWN = "joining helps", "joining hurts", "no clear difference", "cannot be told"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What joining changes for one client; differences are improvements, whichever way a metric counts."""
+
+    client: str | int
+    metric: str
+    test_nodes: int
+    alone: float | None
+    federated: float | None
+    difference: float | None
+    low: float | None  # of an interval of 95 % for the difference, by bootstrap over the test nodes
+    high: float | None
+    verdict: str
+    contribution: float | None = None  # what the others' models gain on average by this client's taking part
+
+    def as_row(self) -> dict[str, Any]:
+        """Returns the verdict for JSON."""
+        return asdict(self)
+
+
+def judge(
+    client: str | int, metric: str, alone: Predictions, federated: Predictions, seed: int = 0, draws: int = DRAWS
+) -> Verdict:
+    """Returns the verdict for a client from what both models predict of the same test nodes."""
+    nodes = len(alone.classes)
+    values = alone.value(metric), federated.value(metric)
+    if nodes < LEAST_NODES or np.isnan(values).any():
+        numbers = [None if np.isnan(value) else float(value) for value in values]
+        return Verdict(client, metric, nodes, *numbers, None, None, None, UNKNOWN)
+    sign = 1 if METRICS[metric].higher else -1
+    differences = sign * _bootstrap(metric, alone, federated, seed, draws)
+    low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    words = HELPS if low > 0 else HURTS if high < 0 else UNCLEAR
+    return Verdict(client, metric, nodes, *values, sign * (values[1] - values[0]), low, high, words)
+
+
+def _bootstrap(metric: str, alone: Predictions, federated: Predictions, seed: int, draws: int) -> np.ndarray:
+    """Returns differences of the metric on samples of the test nodes, drawn with replacement, the same for both."""
+    random = np.random.default_rng(seed)
+    differences = np.empty(draws)
+    with cheap_checks((metric,)):
+        for draw in range(draws):
+            chosen = random.integers(len(alone.classes), size=len(alone.classes))
+            before, after = (
+                Predictions(model.classes[chosen], model.probabilities[chosen], model.positive).value(metric)
+                for model in (alone, federated)
+            )
+            differences[draw] = after - before
+    return differences[~np.isnan(differences)]  # a sample may lack the positive class
+
+
+def contribution(
+    metric: str, client: int, everyone: Sequence[float | None], without: Sequence[float | None]
+) -> float | None:
+    """Returns how much better the others' models are, on average, with this client than without.
+
+    `everyone` holds a score for each client, `without` those of all clients but this one, in the same order.
+    """
+    others = [score for index, score in enumerate(everyone) if index != client]
+    sign = 1 if METRICS[metric].higher else -1
+    gains = [
+        sign * (score - less)
+        for score, less in zip(others, without, strict=True)
+        if score is not None and less is not None
+    ]
+    return float(np.mean(gains)) if gains else None
