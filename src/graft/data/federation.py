@@ -26,6 +26,7 @@ class FederationData:
     card: dict[str, Any]
     clean: FederationData | None = None  # before it was perturbed, if models are scored there
     names: tuple[str, ...] | None = None  # of the clients; None: they have numbers only
+    positive: int | None = None  # the class that F1, AUROC and AUPRC are of, where the data say so
 
     @property
     def hash(self) -> str:

@@ -13,6 +13,7 @@ from graft.errors import InputError
 from graft.experiments.experiment import Experiment
 from graft.experiments.make_method import name_of
 from graft.federation.method import Method
+from graft.federation.metric_names import check_positive, parse_metrics
 from graft.federation.setup import Setup
 from graft.federation.topologies import Topology
 from graft.methods import METHODS
@@ -53,6 +54,8 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         names = ", ".join(dict.fromkeys(model.name for model in assigned))
         raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
     check_batches(experiment.batches, method, graphs, federation.names)
+    metrics = parse_metrics(experiment.metric)
+    check_positive(metrics, federation.graph.classes, federation.positive)
     return Setup(
         method=method,
         name=name_of(method),
@@ -71,6 +74,8 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         memory=parse_memory(experiment.memory),
         rounds=experiment.rounds,
         names=federation.names if placement.membership is None else None,
+        metrics=metrics,
+        positive=federation.positive,
     )
 
 

@@ -16,6 +16,7 @@ from graft.errors import InputError
 from graft.experiments.make_method import check_settings
 from graft.experiments.validation import validated
 from graft.federation import check_topology
+from graft.federation.metric_names import parse_metrics
 from graft.fields import check_fields
 from graft.methods import METHODS, PLUGS
 from graft.models import MODELS, list_models, parse_model
@@ -147,6 +148,7 @@ class Experiment:
         if self.perturbed_clients != "all":
             self.perturbation.client_ids(self.clients)
         parse_memory(self.memory)
+        parse_metrics(self.metric)
 
     @property
     def perturbation(self) -> Perturbation:

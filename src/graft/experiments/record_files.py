@@ -45,6 +45,19 @@ class PerClient(Record):
     test: list[Score]
 
 
+class MetricRecord(Record):
+    """A metric of the models of a round: means over clients, over the nodes of all of them, and of each."""
+
+    train: Score
+    validation: Score
+    test: Score
+    validation_pooled: Score
+    test_pooled: Score
+    validation_global: Score = None
+    test_global: Score = None
+    per_client: PerClient
+
+
 class RoundRecord(Record):
     """A line of rounds.jsonl; scores are there in rounds that were evaluated."""
 
@@ -63,6 +76,8 @@ class RoundRecord(Record):
     test: Score = None
     test_global: Score = None
     test_trained: Score = None
+    metrics: dict[str, MetricRecord] = {}  # where others than the accuracy were asked for
+    confusion: list[list[list[Count]]] | None = None  # of every client's test nodes; rows are true classes
 
 
 class AccuracyTable(Record):
@@ -80,6 +95,8 @@ class ClientRow(Record):
     edges: Count
     test: Score
     validation: Score
+    metrics: dict[str, dict[str, Score]] = {}
+    confusion: list[list[Count]] | None = None
 
 
 class Communication(Record):
@@ -107,12 +124,15 @@ class ResultRecord(Record):
     rounds: Count
     best_round: Count
     accuracy: AccuracyTable
+    metric: str = "accuracy"  # that picked the best round
+    metrics: dict[str, dict[str, Score]] = {}  # at the best round
     per_client: list[ClientRow]
     communication: Communication
     seconds: Seconds
     peak_memory_bytes: Count
     device: str
     threads: Count
+    warnings: list[str] = []
 
 
 def check_record(kind: type[Record], content: Mapping[str, Any]) -> None:

@@ -1,24 +1,29 @@
-"""Scores of a run: accuracies round by round, the best round, and the summary of all of them."""
+"""Scores of a run: accuracies and other metrics round by round, the best round, and the summary of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torch import Tensor
 
 from graft.data.federation import FederationData
+from graft.data.graphs import Ints
 from graft.experiments.experiment import Experiment
 from graft.federation.clients import Traffic
-from graft.federation.evaluation import Best, accuracy
-from graft.federation.metrics import KINDS
+from graft.federation.evaluation import Best, ClientScores, accuracy
+from graft.federation.metric_names import ACCURACY, METRICS
+from graft.federation.metrics import KINDS, Measured
 from graft.federation.session import RoundOutcome
 from graft.models import Model
 from graft.tensors.trees import Tree
 
 COUNTED = KINDS[1:]  # training accuracy is recorded as a mean only
 OTHER_MODELS = ("global", "trained")  # that are scored beside the clients' own: of the server, of peers before they mix
+LARGEST_CONFUSION = 10_000  # numbers in the confusion matrices of a round; more are not put on record
+MOST_NAMED = 8  # clients in a warning
+FEWEST_NODES = 10  # to test on, below which a model may well predict one class only
 
 
 @dataclass
@@ -27,13 +32,18 @@ class Scores:
 
     nodes: Tensor  # of every client, in all
     totals: Tensor  # of every client, in each mask
-    score: str  # whose validation accuracy picks the best round: personal or global
+    score: str  # whose validation score picks the best round: personal or global
+    metrics: tuple[str, ...] = ACCURACY  # the first is that score
     traffic: Traffic = field(default_factory=Traffic)
-    best: Best = field(default_factory=Best)
-    best_shared: Best = field(default_factory=Best)
-    best_trained: Best = field(default_factory=Best)  # of peers before they mix
+    best: Best = field(init=False)
+    best_shared: Best = field(init=False)
+    best_trained: Best = field(init=False)  # of peers before they mix
     stale: int = 0  # evaluations since the best one
     records: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        higher = METRICS[self.metrics[0]].higher
+        self.best, self.best_shared, self.best_trained = Best(higher), Best(higher), Best(higher)
 
     def add(self, number: int, outcome: RoundOutcome) -> dict[str, Any]:
         """Returns the record of a round, all but its seconds; it counts from here on."""
@@ -50,11 +60,13 @@ class Scores:
             **({"links": facts.links} if facts.links else {}),
         }
         if outcome.tensors.get("correct"):
-            record |= self._accuracies(outcome.tensors.correct, number)
+            record |= self._accuracies(outcome.tensors.correct)
+            record |= self._metrics(outcome.measured) if outcome.measured else {}
+            self._compare(record)
         self.records.append(record)
         return record
 
-    def _accuracies(self, correct: Tree, number: int) -> dict[str, Any]:
+    def _accuracies(self, correct: Tree) -> dict[str, Any]:
         """Returns accuracies of every client's own model, and of others that were scored, on that client's nodes."""
         own = accuracy(correct.own, self.totals, self.nodes)
         scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
@@ -65,11 +77,29 @@ class Scores:
                 other = accuracy(correct[model], self.totals, self.nodes)
                 scores |= {f"{kind}_{model}": other.mean(kind) for kind in COUNTED}
                 scores[f"test_{model}_node_weighted"] = other.node_weighted("test")
-        self._compare(number, scores)
         return scores
 
-    def _compare(self, number: int, scores: Mapping[str, Any]) -> None:
+    def _metrics(self, measured: Mapping[str, Measured]) -> dict[str, Any]:
+        """Returns the metrics that were asked for, of the models that accuracies are of."""
+        own, nodes = measured["own"], self.nodes.flatten().numpy()
+        scores: dict[str, Any] = {}
+        for metric in self.metrics:
+            by_client = ClientScores(own.of_metric(metric), nodes)
+            scores[metric] = {kind: by_client.mean(kind) for kind in KINDS}
+            scores[metric] |= {f"{kind}_pooled": own.pooled(metric, kind) for kind in COUNTED}
+            for model in OTHER_MODELS:
+                if model in measured:
+                    other = ClientScores(measured[model].of_metric(metric), nodes)
+                    scores[metric] |= {f"{kind}_{model}": other.mean(kind) for kind in COUNTED}
+            scores[metric]["per_client"] = {kind: by_client.clients(kind) for kind in COUNTED}
+        confusion = own.statistics["confusion"][:, COUNTED.index("test")]
+        kept = {"confusion": confusion.tolist()} if confusion.size <= LARGEST_CONFUSION else {}
+        return {"metrics": scores, **kept}
+
+    def _compare(self, record: Mapping[str, Any]) -> None:
         """Notes whether a round that was evaluated is the best so far."""
+        number = record["round"]
+        scores = record["metrics"][self.metrics[0]] if "metrics" in record else record
         better = self.best.see(number, scores["validation"])
         for model, best in zip(OTHER_MODELS, (self.best_shared, self.best_trained), strict=True):
             if f"validation_{model}" in scores:
@@ -83,7 +113,7 @@ class Scores:
         for record in records:
             self.traffic.add(Traffic(**{way.name: record[f"{way.name}_bytes"] for way in fields(Traffic)}))
             if "validation" in record:
-                self._compare(record["round"], record)
+                self._compare(record)
 
     @property
     def seconds(self) -> float:
@@ -109,10 +139,74 @@ class Scores:
                 "test_global": common.get("test_global"),
                 **unmixed,  # of peers, before they mix
             },
-            "per_client": [
-                {kind: best["per_client"][kind][client] for kind in ("test", "validation")} for client in range(clients)
-            ],
+            **({"metric": self.metrics[0]} if self.metrics != ACCURACY else {}),
+            **({"metrics": best_metrics(best, common, trained)} if "metrics" in best else {}),
+            "per_client": [client_scores(best, client) for client in range(clients)],
         }
+
+
+def best_metrics(
+    best: Mapping[str, Any], common: Mapping[str, Any], trained: Mapping[str, Any]
+) -> dict[str, dict[str, float | None]]:
+    """Returns the metrics of the best round; those of the global model, and of peers before they mix, are of theirs."""
+    rounds = {"_global": common, "_trained": trained}
+    return {
+        metric: {
+            name: rounds.get(name[name.rfind("_") :], best)["metrics"][metric][name]
+            for name in scores
+            if name != "per_client"
+        }
+        for metric, scores in best["metrics"].items()
+    }
+
+
+def client_scores(record: Mapping[str, Any], client: int) -> dict[str, Any]:
+    """Returns what a round found out about one client."""
+    scores: dict[str, Any] = {kind: record["per_client"][kind][client] for kind in ("test", "validation")}
+    if "metrics" in record:
+        scores["metrics"] = {
+            metric: {kind: values["per_client"][kind][client] for kind in ("test", "validation")}
+            for metric, values in record["metrics"].items()
+        }
+    if "confusion" in record:
+        scores["confusion"] = record["confusion"][client]
+    return scores
+
+
+def warn_of_one_class(
+    predicted: Ints, accuracies: Sequence[float | None], federation: FederationData, experiment: Experiment
+) -> list[str]:
+    """Returns a sentence if models take all test nodes of their clients for one class, although these are of several;
+    `predicted` are the numbers of test nodes by class, a row a client."""
+    cases = []
+    for client, (counts, accuracy_of_client) in enumerate(zip(predicted, accuracies, strict=True)):
+        nodes = int(counts.sum())
+        if nodes >= FEWEST_NODES and counts.max() == nodes and accuracy_of_client not in (None, 1.0):
+            name = client if federation.names is None else federation.names[client]
+            label = federation.graph.class_names
+            predicted_class = counts.argmax() if label is None else f"'{label[counts.argmax()]}'"
+            share = f"{100 * accuracy_of_client:.1f} %"
+            cases.append((f"client {name}", f"class {predicted_class} for all of its {nodes:,} test nodes", share))
+    if not cases:
+        return []
+    if len(cases) == 1:
+        client, what, share = cases[0]
+        sentence = f"The model of {client} predicts {what}; accuracy is then the share of that class ({share})"
+    else:
+        listed = "; ".join(f"{client}: {what}, accuracy {share}" for client, what, share in cases[:MOST_NAMED])
+        more = f"; and {len(cases) - MOST_NAMED} more" if len(cases) > MOST_NAMED else ""
+        sentence = (
+            f"The models of {len(cases)} clients predict one class only, and accuracy is then the share of that class "
+            f"({listed}{more})"
+        )
+    return [f"{sentence}: {remedy(experiment)}."]
+
+
+def remedy(experiment: Experiment) -> str:
+    """Returns what to do about models that predict one class only."""
+    balanced = experiment.class_weights == "balanced" or experiment.loss == "focal"
+    other = "try more rounds or another learning_rate" if balanced else "try --class-weights balanced"
+    return f"look at auprc or balanced_accuracy, or {other}"
 
 
 def describe_clients(
