@@ -76,7 +76,7 @@ def _per_client(graph: Graph, membership: Ints, inside: Ints, names: Sequence[st
 
     labelled_edges = edges[:, labelled[edges].all(axis=0)]
     owner, (label, other) = membership[labelled_edges[0]], graph.y[labelled_edges]
-    same = label == other
+    same = label == other  # homophily counts edges, whatever their weights
     both = _table(owner[same], label[same], clients, classes)
     either = _table(owner, label, clients, classes) + _table(owner[~same], other[~same], clients, classes)
 

@@ -80,15 +80,33 @@ class FleetGraph:
         """Returns whether edges have weights; in a view of a graph without, they are there or not."""
         return (self.base or self).neighbours.values is not None
 
+    @property
     def divisor(self) -> Tensor:
         """Returns what to divide a sum over neighbours by for its mean: the degree, and for a node without neighbours,
         whose sum is zero, anything else."""
         return self.degree.clamp(min=LEAST_WEIGHT if self.weighted else 1)
 
+    @property
+    def links(self) -> BlockSparse:
+        """Returns A without weights: 1 where there is an edge."""
+        values = self.neighbours.values
+        if values is None or not self.weighted:
+            return self.neighbours
+        return self.neighbours.with_values(None if self.base is None else (values > 0).float())
+
+    @property
+    def neighbour_counts(self) -> Tensor:
+        """Returns how many neighbours every node has, whatever the weights of its edges, [clients, nodes]."""
+        if not self.weighted:
+            return self.degree
+        values = self.links.values
+        counts = self.neighbours.starts.diff().float() if values is None else self.neighbours.row_sums(values)
+        return counts.view(self.clients, self.nodes)
+
     @cached_property
     def mean(self) -> BlockSparse:
         """Returns D^-1 A: the mean over neighbours, zero for a node without any."""
-        inverse = self.divisor().flatten().reciprocal()
+        inverse = self.divisor.flatten().reciprocal()
         pattern = self.neighbours
         values = 1.0 if pattern.values is None else pattern.values
         return pattern.with_values(inverse[pattern.row_of] * values, inverse[pattern.columns] * values)
@@ -184,13 +202,17 @@ class FleetGraph:
         """Returns a view without a share of the edges, both directions of each together, and of the feature columns."""
         edge, most = self.edge_of
         keep = random.keep(edges, 1, max(most, 1)).flatten(1)
-        values = keep[self.neighbours.row_of // self.nodes, edge].float()
+        kept = self.keep_edges(keep[self.neighbours.row_of // self.nodes, edge])
+        columns = random.keep(features, 1, self.width).flatten(1).float()
+        return FleetGraph(kept, MaskedFeatures(self.features, columns), self.sizes, base=self)
+
+    def keep_edges(self, kept: Tensor) -> BlockSparse:
+        """Returns A with zeros for the entries that are not kept, bool [entries], which must be both directions of
+        edges."""
+        values = kept.float()
         if self.neighbours.values is not None:
             values *= self.neighbours.values
-        columns = random.keep(features, 1, self.width).flatten(1).float()
-        return FleetGraph(
-            self.neighbours.with_values(values), MaskedFeatures(self.features, columns), self.sizes, base=self
-        )
+        return self.neighbours.with_values(values)
 
     def select_range(self, clients: range) -> FleetGraph:
         """Returns the graphs of a contiguous range of clients; made once, and of views where that is possible."""

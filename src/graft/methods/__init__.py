@@ -43,6 +43,7 @@ METHODS: Registry[type[Method]] = Registry(
         "lg_fedavg": "graft.methods.lg_fedavg:LGFedAvg",
         "loc_gcn": "graft.methods.loc_gcn:LocGCN",
         "local": "graft.methods.local:Local",
+        "majority": "graft.methods.majority:Majority",
         "moon": "graft.methods.moon:MOON",
         "osgp": "graft.methods.osgp:OSGP",
         "pens": "graft.methods.pens:PENS",

@@ -110,6 +110,7 @@ class DFedSST(PeerMethod):
         soft = fleet.predict(fleet.state.trained).logits[0, :nodes].double().softmax(1).cpu().numpy()
         truth, masks = labels.classes[0, :nodes].cpu().numpy(), labels.masks[0, :, :nodes].cpu().numpy()
         own = fingerprint(
+            # Distances count edges: weights say how strong an edge is, which is not how long it is.
             Paths(graph.neighbours.starts[: nodes + 1].cpu().numpy(), graph.neighbours.columns.cpu().numpy()),
             assumed_classes(truth, masks, soft, self.labels),
             soft,

@@ -31,10 +31,15 @@ def neighbourhood_loss(
     log_targets = log_softmax(teacher.detach())
     targets = log_targets.exp()
     # sum_j KL(t_j || s_i) = sum_j t_j log t_j - (sum_j t_j) log s_i: a sparse product, nothing of edges by width.
-    sums = graph.with_self_loops @ torch.cat([targets, (targets * log_targets).sum(2, keepdim=True)], dim=2)
+    lessons = torch.cat([targets, (targets * log_targets).sum(2, keepdim=True)], dim=2)
+    if graph.weighted:
+        # Weights say which neighbours count more, not how much the loss counts: it stays a sum of as many terms.
+        sums = graph.neighbour_counts.unsqueeze(2) * (graph.mean @ lessons) + lessons
+    else:
+        sums = graph.with_self_loops @ lessons
     per_node = sums[:, :, -1] - (sums[:, :, :-1] * log_softmax(student)).sum(2)
     if reduction == "mean":
-        per_node = per_node / (graph.degree + 1)
+        per_node = per_node / (graph.neighbour_counts + 1)
     return mean_over(per_node, graph.real)
 
 

@@ -31,7 +31,7 @@ def knowledge_of(method: FedGKC, graph: FleetGraph, probabilities: Tensor) -> tu
     confidence = probabilities.amax(2)
     margin = (2 * confidence - 1) / max(probabilities.shape[2] - 1, 1)
     unit = functional.normalize(probabilities, dim=2, eps=1e-12)
-    over_smoothing = ((graph.neighbours @ unit) * unit).sum(2) / graph.degree.clamp(min=1)
+    over_smoothing = ((graph.neighbours @ unit) * unit).sum(2) / graph.divisor
     clarity = method.clarity1 * margin - method.clarity2 * method.smoothing * over_smoothing
     return mean_over(method.strength * confidence, graph.real), mean_over(clarity, graph.real)
 

@@ -85,5 +85,5 @@ def normalise_without_loops(view: FleetGraph) -> BlockSparse:
     """D^-1/2 A D^-1/2."""
     pattern, values = view.neighbours, view.neighbours.values
     assert values is not None
-    scale = view.degree.flatten().clamp(min=1).rsqrt()
+    scale = view.divisor.flatten().rsqrt()
     return pattern.with_values(scale[pattern.row_of] * scale[pattern.columns] * values)

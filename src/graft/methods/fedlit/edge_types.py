@@ -1,4 +1,7 @@
-"""Clustering of edges into latent types, by the projections of their two nodes."""
+"""Clustering of edges into latent types, by the projections of their two nodes.
+
+Weights of edges enter the channels, not the clusters: how strong an edge is does not say of which type it is.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,7 @@ if TYPE_CHECKING:
 def type_views(graph: FleetGraph, types: Tensor, count: int) -> list[FleetGraph]:
     """Returns the graph split by the type of its edges; every edge is in exactly one view."""
     return [
-        FleetGraph(graph.neighbours.with_values((types == index).float()), graph.features, graph.sizes, base=graph)
-        for index in range(count)
+        FleetGraph(graph.keep_edges(types == index), graph.features, graph.sizes, base=graph) for index in range(count)
     ]
 
 

@@ -30,7 +30,7 @@ def make_lesson(fleet: Fleet, share: float, slots: int) -> Lesson:
     graph = fleet.graph
     hidden = hidden_nodes(fleet, share)
     visible = graph.real & ~hidden
-    missing = (graph.neighbours @ hidden.float().unsqueeze(2)).squeeze(2) * visible
+    missing = (graph.links @ hidden.float().unsqueeze(2)).squeeze(2) * visible
     targets, valid = neighbours_among(graph, hidden[0], slots)
     return Lesson(without_edges_of(graph, hidden), visible, missing, targets, valid, dense_features(graph)[0])
 
@@ -47,7 +47,7 @@ def without_edges_of(graph: FleetGraph, hidden: Tensor) -> FleetGraph:
     """Returns the view without the edges of some nodes."""
     flat, pattern = hidden.flatten(), graph.neighbours
     kept = ~(flat[pattern.row_of] | flat[pattern.columns])
-    return FleetGraph(pattern.with_values(kept.float()), graph.features, graph.sizes, base=graph)
+    return FleetGraph(graph.keep_edges(kept), graph.features, graph.sizes, base=graph)
 
 
 def neighbours_among(graph: FleetGraph, selected: Tensor, most: int) -> tuple[Tensor, Tensor]:

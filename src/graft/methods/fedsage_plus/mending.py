@@ -44,12 +44,13 @@ def mend_graph(graph: FleetGraph, parts: Sequence[tuple[Tensor, Tensor]]) -> Fle
 
 def add_neighbours(graph: FleetGraph, owners: Sequence[Tensor]) -> BlockSparse:
     """Returns A with a new node, joined in both directions, for every entry of each client's owners; new nodes follow
-    the client's real ones."""
+    the client's real ones. Where edges have weights, a new one has the mean weight of the client's."""
     sizes = graph.sizes.tolist()
     nodes = max(size + len(own) for size, own in zip(sizes, owners, strict=True))
-    rows, columns = graph.neighbours.row_of, graph.neighbours.columns.long()
-    if graph.neighbours.values is not None:
-        rows, columns = rows[graph.neighbours.values > 0], columns[graph.neighbours.values > 0]
+    rows, columns, weights = graph.neighbours.row_of, graph.neighbours.columns.long(), graph.neighbours.values
+    if weights is not None:
+        rows, columns, weights = rows[weights > 0], columns[weights > 0], weights[weights > 0]
+    added = [] if weights is None or not graph.weighted else mean_weights(rows // graph.nodes, weights, owners)
     shift = torch.div(rows, graph.nodes, rounding_mode="floor") * (nodes - graph.nodes)
     entries = [(rows + shift, columns + shift)]
     for client, own in enumerate(owners):
@@ -60,7 +61,15 @@ def add_neighbours(graph: FleetGraph, owners: Sequence[Tensor]) -> BlockSparse:
     order = (rows * total + columns).argsort()
     starts = functional.pad(torch.bincount(rows, minlength=total).cumsum(0), (1, 0))
     pattern = BlockSparse(starts.to(torch.int32), columns[order].to(torch.int32), None, graph.clients, (nodes, nodes))
-    return pattern.with_values(None)
+    return pattern.with_values(torch.cat([weights, *added])[order] if weights is not None and added else None)
+
+
+def mean_weights(client: Tensor, weights: Tensor, owners: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the weights of both directions of every client's new edges, from the client and weight of its others; 1
+    without any."""
+    sums, counts = (torch.bincount(client, values, len(owners)) for values in (weights, None))
+    means = torch.where(counts > 0, sums / counts.clamp(min=1), 1).to(weights)
+    return [means[index].expand(2 * len(own)) for index, own in enumerate(owners)]
 
 
 def offset_nodes(parts: Sequence[Tensor]) -> Tensor:

@@ -167,13 +167,14 @@ class FedSagePlus(FedAvg):
         random node here."""
         generated, node = message["made"][0], message["node"][0]
         graph, features = fleet.graph, dense_features(fleet.graph)[0]
-        linked = (graph.degree[0] > 0).nonzero()[:, 0]
+        counts = graph.neighbour_counts[0]
+        linked = (counts > 0).nonzero()[:, 0]
         if len(node) == 0 or len(linked) == 0:
             return Tree(gradient=torch.zeros_like(generated).unsqueeze(0))
         count = int(node.max()) + 1
         centre = linked[(fleet.random.uniform(count)[0] * len(linked)).long()]
         draws = fleet.random.uniform(count * self.slots).view(count, self.slots)
-        entry = graph.neighbours.starts[centre].unsqueeze(1) + (draws * graph.degree[0, centre].unsqueeze(1)).long()
+        entry = graph.neighbours.starts[centre].unsqueeze(1) + (draws * counts[centre].unsqueeze(1)).long()
         sampled = graph.neighbours.columns[entry].long()[node]
         targets = nearest_features(generated, features, sampled, torch.ones_like(sampled, dtype=torch.bool))
         return Tree(gradient=(2 / generated.shape[1] * (generated - targets)).unsqueeze(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from graft.tensors.trees import Tree
 ASKED_FOR = "if distil_on is real and reveal_data is set"
 DISCLOSED = {
     "edges": Reveals("all of the client's edges", ("edges",), raw=True, when=ASKED_FOR),
+    "weights": Reveals("the weights of its edges", ("edges",), raw=True, when=f"{ASKED_FOR}, and edges have weights"),
     **{
         name: Reveals("all of its features", ("features",), raw=True, when=ASKED_FOR)
         for name in ("features", "starts", "columns", "values")
@@ -29,11 +31,13 @@ def disclosed(graph: FleetGraph) -> Tree:
     """Returns the edges and features of a single client's graph, without padding, as a message."""
     nodes = int(graph.sizes[0])
     edges = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()]).unsqueeze(0)
-    features = graph.features
+    features, weights = graph.features, graph.neighbours.values
+    message = Tree(edges=edges) if weights is None else Tree(edges=edges, weights=weights.unsqueeze(0))
     if isinstance(features, Tensor):
-        return Tree(edges=edges, features=features[:, :nodes])
+        return Tree(**message, features=features[:, :nodes])
     starts = features.starts[: nodes + 1].unsqueeze(0)
-    return Tree(edges=edges, starts=starts, columns=features.columns.unsqueeze(0), values=features.values.unsqueeze(0))
+    columns, values = features.columns.unsqueeze(0), features.values.unsqueeze(0)
+    return Tree(**message, starts=starts, columns=columns, values=values)
 
 
 def merge_disclosed(parts: Sequence[Tree], width: int, device: torch.device) -> FleetGraph:
@@ -44,7 +48,11 @@ def merge_disclosed(parts: Sequence[Tree], width: int, device: torch.device) -> 
     edges = [part.edges.cpu().numpy() + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
     table = np.concatenate(tables) if isinstance(tables[0], np.ndarray) else csr_array(vstack(tables))
     unlabelled = np.full(offsets[-1], -1)
-    return build_fleet_graph([Graph("merged", table, np.concatenate(edges, axis=1), unlabelled, 1)], device)
+    weights = [part.weights.cpu().numpy() if "weights" in part else np.ones(part.edges.shape[1]) for part in parts]
+    merged = Graph("merged", table, np.concatenate(edges, axis=1), unlabelled, 1)
+    if any("weights" in part for part in parts):
+        merged = replace(merged, weights=np.concatenate(weights).astype(np.float32))
+    return build_fleet_graph([merged], device)
 
 
 def feature_table(part: Tree, width: int) -> Any:

@@ -45,8 +45,9 @@ def topology_reliability(method: Distillation, fleet: Fleet) -> np.ndarray:
         budget=method.walk_budget,
         probes=method.walk_probes,
     )
+    # Weights enter everywhere: a walk follows an edge, and a neighbour counts, in proportion to its weight.
     similarity, degree = similarity_sums(rows, train, [node_features(fleet), positions]), rows.sum(1)
-    mean = (1 + similarity) / (degree + 1) if method.include_self else similarity / np.maximum(degree, 1)
+    mean = (1 + similarity) / (degree + 1) if method.include_self else similarity / np.where(degree > 0, degree, 1)
     return sum_by_class(fleet, mean)
 
 
