@@ -1,14 +1,7 @@
 """Where graphs come from: a name, a file, a folder or a PyG `Data`."""
 
-import fcntl
-import hashlib
 import inspect
-import io
 import os
-import socket
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from graft.data import DATASETS, SUFFIXES, parse_dataset
+from graft.data.arrays import DAMAGED_FILE_ERRORS
 from graft.data.graphs import Graph, largest_component, make_graph
-from graft.data.npz import DAMAGED_FILE_ERRORS, read_npz
+from graft.data.npz import read_npz
 from graft.data.pyg_data import from_pyg
+from graft.data.raw_datasets import RawDataset, benchmark, damaged, planetoid
 from graft.data.synthetic import generate
 from graft.data.tables import read_tables
 from graft.errors import GraftError, InputError
 from graft.options import parse_options
 from graft.registry import parse_reference
-
-DOWNLOAD_SECONDS = 60  # without an answer for this long, a download has failed
 
 
 def load(source: Any, root: str | Path | None = None) -> Graph:
@@ -49,10 +42,8 @@ def names() -> list[str]:
 
 def default_root() -> Path:
     """Returns the folder of the datasets: GRAFT_DATA, or else a folder in the user's cache."""
-    return Path(os.environ["GRAFT_DATA"]) if os.environ.get("GRAFT_DATA") else _cache()
-
-
-def _cache() -> Path:
+    if os.environ.get("GRAFT_DATA"):
+        return Path(os.environ["GRAFT_DATA"])
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "graft"
 
@@ -95,99 +86,18 @@ def _suffixes() -> str:
 # Datasets with a name.
 
 
-def pyg(title: str, kind: str, root: Path, settings: str) -> Graph:
-    """Returns a dataset of one of PyG's classes, with its public split where it has one."""
-    from torch_geometric import datasets
-
-    name = title.lower()
-    _no_settings(name, settings)
-    raw, work_root = root / title / "raw", root
-    try:
-        work_root = _processing_root(root, title)
-        with _rollback_on_failure(work_root / title), _quiet():
-            data = getattr(datasets, kind)(root=str(work_root.absolute()), name=title)[0]
-        return from_pyg(data, name)
-    except Exception as error:  # damaged pickles and archives raise almost anything
-        raw_folders = (raw, work_root / title / "raw")
-        if not any(os.access(folder, os.R_OK) and any(folder.iterdir()) for folder in raw_folders):
-            raise InputError(
-                f"The files of dataset '{name}' are not in {raw}, and PyG could not download them "
-                f"({type(error).__name__}: {error}): put them there, or let GRAFT_DATA name the folder that has "
-                f"{title}/raw."
-            ) from error
-        processed = work_root / title / "processed"
-        raise _damaged(name, processed if (processed / "data.pt").is_file() else raw, error) from error
+def _load_raw(dataset: RawDataset, root: Path, settings: str) -> Graph:
+    _no_settings(dataset.name, settings)
+    return dataset.load(root)
 
 
-cora = partial(pyg, "Cora", "Planetoid")  # these three with the public split of Yang et al., ICML 2016
-citeseer = partial(pyg, "CiteSeer", "Planetoid")
-pubmed = partial(pyg, "PubMed", "Planetoid")
-photo = partial(pyg, "Photo", "Amazon")  # these four of Shchur et al., 2018, have no split
-computers = partial(pyg, "Computers", "Amazon")
-cs = partial(pyg, "CS", "Coauthor")
-physics = partial(pyg, "Physics", "Coauthor")
-
-
-def _processing_root(root: Path, title: str) -> Path:
-    """Returns a root that PyG can write to: the given one, or one in the user's cache with a link to the same raw
-    files."""
-    raw, processed = root / title / "raw", root / title / "processed"
-    if os.access(processed / "data.pt", os.R_OK) or _writable(processed):
-        return root
-    cached = _cache() / hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]
-    if os.access(raw, os.R_OK):
-        (cached / title).mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            (cached / title / "raw").symlink_to(raw.absolute())
-    return cached
-
-
-def _writable(folder: Path) -> bool:
-    """Returns whether the folder can be written to, or created."""
-    existing = (path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
-    return os.access(next(existing), os.W_OK)
-
-
-@contextmanager
-def _rollback_on_failure(folder: Path) -> Iterator[None]:
-    """Locks a folder for one process at a time, and removes all that is new in it when the work fails."""
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network drives cannot lock
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        before = set(folder.rglob("*"))
-        try:
-            yield
-        except BaseException:
-            for path in sorted(set(folder.rglob("*")) - before, reverse=True):
-                path.rmdir() if path.is_dir() else path.unlink()
-            with suppress(OSError):  # another dataset may have come into the root
-                for path in created:
-                    path.rmdir()
-            raise
-    finally:
-        os.close(lock)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppresses PyG's output and warnings, and lets no download wait for ever."""
-    timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(DOWNLOAD_SECONDS)
-    try:
-        with redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        socket.setdefaulttimeout(timeout)
-
-
-def _damaged(name: str, folder: Path, error: Exception) -> InputError:
-    return InputError(
-        f"The files of dataset '{name}' in {folder} cannot be used and may be damaged ({type(error).__name__}: "
-        f"{error}): delete them, so that they are downloaded or made again, or put good ones there."
-    )
+cora = partial(_load_raw, planetoid("Cora"))  # these three with their public split
+citeseer = partial(_load_raw, planetoid("CiteSeer"))
+pubmed = partial(_load_raw, planetoid("PubMed"))
+photo = partial(_load_raw, benchmark("Photo", "Amazon", "amazon_electronics_photo.npz"))  # these four without a split
+computers = partial(_load_raw, benchmark("Computers", "Amazon", "amazon_electronics_computers.npz"))
+cs = partial(_load_raw, benchmark("CS", "Coauthor", "ms_academic_cs.npz"))
+physics = partial(_load_raw, benchmark("Physics", "Coauthor", "ms_academic_phy.npz"))
 
 
 def digits(root: Path, settings: str) -> Graph:  # noqa: ARG001
@@ -224,7 +134,7 @@ def arxiv(root: Path, settings: str) -> Graph:
             masks[mask][_read_gzipped_csv(folder / "split" / "time" / f"{file}.csv.gz", np.int64)[:, 0]] = True
         return make_graph("ogbn-arxiv", x, edges.T, y, masks=masks)
     except (*DAMAGED_FILE_ERRORS, InputError) as error:
-        raise _damaged("ogbn-arxiv", folder, error) from error
+        raise damaged("ogbn-arxiv", folder, error) from error
 
 
 def _read_gzipped_csv(path: Path, dtype: type) -> Any:
