@@ -26,7 +26,7 @@ def test_a_much_better_model_helps_and_a_much_worse_one_hurts():
 
 
 def test_two_like_models_cannot_be_told_apart():
-    verdict = judge(0, "auroc", predictions(0.8), predictions(0.805))
+    verdict = judge(0, "auroc", predictions(0.8), predictions(0.805), draws=200)
     assert verdict.verdict == UNCLEAR
     assert verdict.low < 0 < verdict.high or verdict.low <= 0 <= verdict.high
 
@@ -41,7 +41,7 @@ def test_the_interval_of_an_accuracy_is_that_of_a_difference_of_paired_nodes():
 
 
 def test_less_loss_is_an_improvement():
-    verdict = judge(0, "log_loss", predictions(0.6), predictions(0.9))
+    verdict = judge(0, "log_loss", predictions(0.6), predictions(0.9), draws=200)
     assert verdict.federated < verdict.alone
     assert verdict.difference > 0
     assert verdict.verdict == HELPS

@@ -11,6 +11,7 @@ import typer
 from graft import __version__
 from graft.cli.check_method import check_method
 from graft.cli.console import guarded, say
+from graft.cli.example import example
 from graft.cli.listing import list_names
 from graft.cli.many_values import ManyValues
 from graft.cli.partition import partition
@@ -42,7 +43,7 @@ def options(
 
 
 app.command(cls=ManyValues)(guarded(run))
-for command in (resume, report, partition, reproduce):
+for command in (example, resume, report, partition, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))
