@@ -39,6 +39,7 @@ class Scores:
     best_shared: Best = field(init=False)
     best_trained: Best = field(init=False)  # of peers before they mix
     stale: int = 0  # evaluations since the best one
+    predicted: Ints | None = None  # [clients, classes]: test nodes by predicted class, where it was counted last
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,6 +93,7 @@ class Scores:
                     other = ClientScores(measured[model].of_metric(metric), nodes)
                     scores[metric] |= {f"{kind}_{model}": other.mean(kind) for kind in COUNTED}
             scores[metric]["per_client"] = {kind: by_client.clients(kind) for kind in COUNTED}
+        self.predicted = own.predicted
         confusion = own.statistics["confusion"][:, COUNTED.index("test")]
         kept = {"confusion": confusion.tolist()} if confusion.size <= LARGEST_CONFUSION else {}
         return {"metrics": scores, **kept}
@@ -180,20 +182,21 @@ def warn_of_one_class(
     `predicted` are the numbers of test nodes by class, a row a client."""
     cases = []
     for client, (counts, accuracy_of_client) in enumerate(zip(predicted, accuracies, strict=True)):
-        nodes = int(counts.sum())
-        if nodes >= FEWEST_NODES and counts.max() == nodes and accuracy_of_client not in (None, 1.0):
-            name = client if federation.names is None else federation.names[client]
-            label = federation.graph.class_names
-            predicted_class = counts.argmax() if label is None else f"'{label[counts.argmax()]}'"
-            share = f"{100 * accuracy_of_client:.1f} %"
-            cases.append((f"client {name}", f"class {predicted_class} for all of its {nodes:,} test nodes", share))
+        nodes, likeliest = int(counts.sum()), int(counts.argmax())
+        if nodes < FEWEST_NODES or counts[likeliest] < nodes or accuracy_of_client is None or accuracy_of_client == 1:
+            continue
+        name = client if federation.names is None else federation.names[client]
+        classes = federation.graph.class_names
+        label = likeliest if classes is None else f"'{classes[likeliest]}'"
+        what = f"class {label} for all of its {nodes:,} test nodes"
+        cases.append((f"client {name}", what, f"{100 * accuracy_of_client:.1f} %"))
     if not cases:
         return []
     if len(cases) == 1:
-        client, what, share = cases[0]
-        sentence = f"The model of {client} predicts {what}; accuracy is then the share of that class ({share})"
+        whose, what, share = cases[0]
+        sentence = f"The model of {whose} predicts {what}; accuracy is then the share of that class ({share})"
     else:
-        listed = "; ".join(f"{client}: {what}, accuracy {share}" for client, what, share in cases[:MOST_NAMED])
+        listed = "; ".join(f"{whose}: {what}, accuracy {share}" for whose, what, share in cases[:MOST_NAMED])
         more = f"; and {len(cases) - MOST_NAMED} more" if len(cases) > MOST_NAMED else ""
         sentence = (
             f"The models of {len(cases)} clients predict one class only, and accuracy is then the share of that class "

@@ -144,15 +144,20 @@ class Method:
     ) -> dict[str, Replies]:
         """Asks for scores of all models there are: with one step of those that clients hold, with another of those
         that the server sends along."""
-        stacked = self.personalised(server)
-        if stacked is None:
-            replies = {"own": clients.ask(own)}
-        else:
-            replies = {"own": clients.ask(given, each={c: select_clients(stacked, c) for c in clients.members})}
+        replies = {"own": self.ask_own_models(server, clients, own, given)}
         shared = self.shared(server)
         if shared is not None:
             replies["global"] = clients.ask(given, shared)
         return replies
+
+    def ask_own_models(
+        self, server: Server, clients: Clients, own: Callable[..., Any], given: Callable[..., Any]
+    ) -> Replies:
+        """Asks for scores of the model that each client would use itself."""
+        stacked = self.personalised(server)
+        if stacked is None:
+            return clients.ask(own)
+        return clients.ask(given, each={c: select_clients(stacked, c) for c in clients.members})
 
     def personal(self, fleet: Fleet) -> Weights:
         """Returns the model each client would use itself."""

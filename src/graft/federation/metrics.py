@@ -24,6 +24,7 @@ from graft.tensors.trees import Tree
 if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
 
+Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -35,11 +36,11 @@ CALIBRATION_BINS = 15
 
 
 class Ranking(NamedTuple):
-    """Nodes that are of a class or not, and how high each scores for it."""
+    """Nodes that are of some classes or not, and how high each scores for these."""
 
-    hits: NDArray[Any]  # whether a node is of the class
-    scores: NDArray[Any]
-    counts: NDArray[Any] | None = None  # how many nodes each entry stands for; None: one
+    hits: Bools  # [nodes, classes]: whether a node is of the class
+    scores: NDArray[Any]  # [nodes, classes]
+    counts: Ints | None = None  # how many nodes each entry stands for; None: one
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +58,17 @@ class Predictions:
         pairs = self.classes * classes + self.probabilities.argmax(1)
         return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
-    @property
-    def rankings(self) -> Iterator[Ranking]:
-        """Yields a ranking for every class that scores are compared for."""
-        for scored in scored_classes(self.probabilities.shape[1], self.positive):
-            yield Ranking(self.classes == scored, self.probabilities[:, scored])
+    @cached_property
+    def ranking(self) -> Ranking:
+        """Returns the nodes by their scores: for the positive one of two classes, or for every one of more."""
+        scored = scored_classes(self.probabilities.shape[1], self.positive)
+        return Ranking(self.classes[:, None] == scored, self.probabilities[:, scored])
 
     def histograms(self) -> Ints:
         """Returns how many nodes score in each bin, [scored classes, 2, bins]: those of other classes, and its own."""
-        counts = [
-            np.bincount(ranking.hits * SCORE_BINS + score_bins(ranking.scores), minlength=2 * SCORE_BINS)
-            for ranking in self.rankings
-        ]
+        hits, scores, _ = self.ranking
+        bins = hits * SCORE_BINS + score_bins(scores)
+        counts = [np.bincount(bins[:, scored], minlength=2 * SCORE_BINS) for scored in range(hits.shape[1])]
         return np.stack(counts).reshape(-1, 2, SCORE_BINS)
 
     def calibration_gaps(self) -> Floats:
@@ -95,7 +95,7 @@ class Predictions:
         if metric in OF_CONFUSION:
             return OF_CONFUSION[metric](self.confusion, self.positive)
         if metric in OF_RANKING:
-            return mean_defined(OF_RANKING[metric](ranking) for ranking in self.rankings)
+            return OF_RANKING[metric](self.ranking)
         return self.log_loss() if metric == "log_loss" else self.calibration_error()
 
 
@@ -164,21 +164,29 @@ OF_CONFUSION: dict[str, Callable[[Ints, int | None], float]] = {
 
 
 def auroc(ranking: Ranking) -> float:
-    """Returns the area under the ROC curve; nan where nodes are all of the class, or all not."""
+    """Returns the area under the ROC curve, a mean over the classes that some nodes are of and others are not."""
     from sklearn.metrics import roc_auc_score
 
-    if not ranking.hits.any() or ranking.hits.all():
-        return np.nan
-    return float(roc_auc_score(ranking.hits, ranking.scores, sample_weight=ranking.counts))
+    defined: Bools = np.asarray(ranking.hits.any(axis=0) & ~ranking.hits.all(axis=0))
+    return mean_score(roc_auc_score, ranking, defined)
 
 
 def auprc(ranking: Ranking) -> float:
-    """Returns the average precision; nan where no node is of the class."""
+    """Returns the average precision, a mean over the classes that occur."""
     from sklearn.metrics import average_precision_score
 
-    if not ranking.hits.any():
+    defined: Bools = np.asarray(ranking.hits.any(axis=0))
+    return mean_score(average_precision_score, ranking, defined)
+
+
+def mean_score(score: Callable[..., Any], ranking: Ranking, defined: Bools) -> float:
+    """Returns a score of scikit-learn's, the mean over the classes for which it is defined; nan without any."""
+    if not defined.any():
         return np.nan
-    return float(average_precision_score(ranking.hits, ranking.scores, sample_weight=ranking.counts))
+    hits, scores = ranking.hits[:, defined], ranking.scores[:, defined]
+    if hits.shape[1] == 1:  # a single column is not taken for several labels of a node
+        hits, scores = hits[:, 0], scores[:, 0]
+    return float(score(hits, scores, sample_weight=ranking.counts))
 
 
 OF_RANKING: dict[str, Callable[[Ranking], float]] = {"auroc": auroc, "auprc": auprc}
@@ -205,7 +213,7 @@ def score_bins(probabilities: Floats) -> Ints:
 def histogram_ranking(histogram: Ints) -> Ranking:
     """Returns the ranking that a histogram of scores, [2, bins], stands for: nodes of one bin score alike."""
     hits, bins = histogram.nonzero()
-    return Ranking(hits.astype(bool), bins, histogram[hits, bins])
+    return Ranking(hits[:, None].astype(bool), bins[:, None], histogram[hits, bins])
 
 
 def calibration_error(gaps: Floats, nodes: float) -> float:
