@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graft.cli.console import out_console, say
+from graft.federation.metric_names import format_metric
 from graft.files import printable
 
 Tell = Callable[[dict[str, Any]], None]
@@ -42,10 +43,13 @@ def round_progress(rounds: int, label: str) -> Iterator[Tell]:
 
 
 def scores(record: dict[str, Any]) -> str:
-    """Returns the accuracies of a round; empty where it was not evaluated."""
-    if record.get("test") is None or record.get("validation") is None:
+    """Returns the scores of a round by the first metric; empty where it was not evaluated."""
+    metric, values = next(iter(record.get("metrics", {}).items()), ("accuracy", record))
+    if values.get("test") is None or values.get("validation") is None:
         return ""
-    return f"  validation {100 * record['validation']:.1f}  test {100 * record['test']:.1f}"
+    name = "" if metric == "accuracy" else f"  {metric}"
+    shown = {kind: format_metric(metric, values[kind]).removesuffix(" %") for kind in ("validation", "test")}
+    return f"{name}  validation {shown['validation']}  test {shown['test']}"
 
 
 @contextmanager

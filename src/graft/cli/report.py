@@ -48,4 +48,7 @@ def show_results(results: list[dict[str, Any]], folder: Path) -> None:
     from graft.experiments.reports.report import comparison
 
     out_console.print(comparison(safe(results)))
+    for result in results:
+        for warning in result.get("warnings", []):
+            say(f"{result['method']}: {warning}" if len(results) > 1 else warning)
     say(f"Record and report.html: {folder}")

@@ -12,20 +12,25 @@ from graft.registry import close_to
 class MetricKind(NamedTuple):
     """How a metric is read."""
 
-    words: str  # what it is, for people
+    title: str  # within a sentence
+    words: str  # what it is
     higher: bool = True  # whether more of it is better
     percent: bool = True  # whether it is shown in percent
 
 
 METRICS = {
-    "accuracy": MetricKind("share of the nodes whose class is predicted"),
-    "balanced_accuracy": MetricKind("mean over the classes of the share of their nodes that are found"),
-    "macro_f1": MetricKind("mean over the classes of their F1"),
-    "f1": MetricKind("harmonic mean of precision and recall of the positive class"),
-    "auroc": MetricKind("area under the ROC curve: of the positive class, or mean over the classes"),
-    "auprc": MetricKind("average precision: of the positive class, or mean over the classes"),
-    "log_loss": MetricKind("mean of minus the log-probability of the true class", higher=False, percent=False),
-    "ece": MetricKind("how far probabilities are from the share that is right, on average", higher=False),
+    "accuracy": MetricKind("accuracy", "share of the nodes whose class is predicted"),
+    "balanced_accuracy": MetricKind(
+        "balanced accuracy", "mean over the classes of the share of their nodes that are found"
+    ),
+    "macro_f1": MetricKind("macro F1", "mean over the classes of their F1"),
+    "f1": MetricKind("F1", "harmonic mean of precision and recall of the positive class"),
+    "auroc": MetricKind("AUROC", "area under the ROC curve: of the positive class, or mean over the classes"),
+    "auprc": MetricKind("AUPRC", "average precision: of the positive class, or mean over the classes"),
+    "log_loss": MetricKind(
+        "log loss", "mean of minus the log-probability of the true class", higher=False, percent=False
+    ),
+    "ece": MetricKind("ECE", "how far probabilities are from the share that is right, on average", higher=False),
 }
 ACCURACY = ("accuracy",)  # what is always recorded, and all that is where nothing else is asked for
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from graft.experiments.run_directory import RunDirectory
+from graft.federation.metric_names import METRICS, format_metric
 from graft.files import write_text
 
 STYLE = """
@@ -63,26 +64,58 @@ def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]], drawn: Sequen
     if "test_trained" in accuracy:
         facts.insert(3, ("Test accuracy before mixing", percent(accuracy["test_trained"])))
         facts[-2:-2] = [("Topology", result.get("topology", "as the method says")), *busiest_peers(rounds)]
-    clients = [
-        (row["client"], row["model"], row["nodes"], row["edges"], percent(row["validation"]), percent(row["test"]))
-        for row in result["per_client"]
-    ]
+    metric = result.get("metric", "accuracy")
+    headline = result.get("metrics", {}).get(metric, accuracy)
+    title_of_metric = METRICS[metric].title
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>
 <h1>{escape(title)}</h1>
-<p><span class="big">{percent(accuracy["test"])}</span> mean test accuracy of the clients' own models
-<br><span class="note">at the round with the best validation accuracy, {percent(accuracy["validation"])}</span></p>
-<h2>Accuracy over rounds</h2>
-{accuracy_curves(rounds)}
+<p><span class="big">{format_metric(metric, headline["test"])}</span> mean test {title_of_metric} of the clients' own
+models<br><span class="note">at the round with the best validation {title_of_metric},
+{format_metric(metric, headline["validation"])}</span></p>
+{"".join(f"<p><b>Note.</b> {escape(warning)}</p>" for warning in result.get("warnings", []))}
+{metric_table(result)}
+{"".join(score_curves(rounds, name) for name in dict.fromkeys((*result.get("metrics", {}), "accuracy")))}
 {link_networks(rounds, result["clients"], drawn)}
 <h2>Facts</h2>
 {html_table((), facts)}
 <h2>Clients</h2>
-{html_table(("client", "model", "nodes", "edges", "validation", "test"), clients)}
+{client_table(result)}
 {method_details(rounds)}
 <p class="note">Made by Graft {escape(result["graft"])}.</p>
 </html>
 """
+
+
+def metric_table(result: dict[str, Any]) -> str:
+    """Returns a table of the metrics that were asked for, a row a metric; empty where there is the accuracy alone."""
+    columns = {"validation": "validation", "test": "test", "test_pooled": "test, all nodes together"}
+    columns |= {"test_global": "test, global model", "test_trained": "test, before mixing"}
+    table = {name: scores for name, scores in result.get("metrics", {}).items() if scores}
+    present = [column for column in columns if any(column in scores for scores in table.values())]
+    rows = [
+        (METRICS[name].title, *(format_metric(name, scores.get(column)) for column in present))
+        for name, scores in table.items()
+    ]
+    return f"<h2>Metrics</h2>{html_table(('', *(columns[name] for name in present)), rows)}" if rows else ""
+
+
+def client_table(result: dict[str, Any]) -> str:
+    """Returns a table of the clients with their metrics, the accuracy last."""
+    metrics = [name for name in result.get("metrics", {}) if name != "accuracy"]
+    rows = [
+        (
+            *(row[name] for name in ("client", "model", "nodes", "edges")),
+            *(format_metric(name, row["metrics"][name]["test"]) for name in metrics),
+            percent(row["validation"]),
+            percent(row["test"]),
+        )
+        for row in result["per_client"]
+    ]
+    accuracies = ("validation", "test") if not metrics else ("validation accuracy", "test accuracy")
+    return html_table(
+        ("client", "model", "nodes", "edges", *(f"test {METRICS[name].title}" for name in metrics), *accuracies), rows
+    )
 
 
 def best_round_of_each_client(rounds: Sequence[dict[str, Any]]) -> float | None:
@@ -103,26 +136,38 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f"<table>{f'<tr>{top}</tr>' if head else ''}{body}</table>"
 
 
-def accuracy_curves(rounds: Sequence[dict[str, Any]], width: int = 720, height: int = 280) -> str:
-    """Accuracy against rounds as SVG."""
-    series = {name: [(r["round"], r[name]) for r in rounds if r.get(name) is not None] for name in CURVES}
+def score_curves(rounds: Sequence[dict[str, Any]], metric: str, width: int = 720, height: int = 280) -> str:
+    """Returns a heading and a metric against rounds as SVG."""
+    evaluated = [(r["round"], r.get("metrics", {}).get(metric, r)) for r in rounds if "per_client" in r]
+    series = {
+        name: [(number, scores[name]) for number, scores in evaluated if scores.get(name) is not None]
+        for name in CURVES
+    }
+    in_percent = METRICS[metric].percent
+    highest = 1.0 if in_percent else max((value for points in series.values() for _, value in points), default=1.0)
     last = max((point[0] for points in series.values() for point in points), default=1)
     left, bottom = 40, height - 40
     parts = []
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = bottom - share * (bottom - 20)
         parts.append(f'<line x1="{left}" x2="{width - 10}" y1="{y}" y2="{y}" stroke="#e3e8ee"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{100 * share:.0f}</text>')
+        mark = f"{100 * share:.0f}" if in_percent else f"{highest * share:.2g}"
+        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{mark}</text>')
     parts.append(f'<text x="{left}" y="{bottom + 16}">round 1</text>')
     parts.append(f'<text x="{width - 10}" y="{bottom + 16}" text-anchor="end">{last}</text>')
     for index, (name, (label, colour)) in enumerate(item for item in CURVES.items() if series[item[0]]):
         scale = (width - 10 - left) / max(last - 1, 1)
-        points = " ".join(f"{left + (x - 1) * scale:.1f},{bottom - y * (bottom - 20):.1f}" for x, y in series[name])
+        points = " ".join(
+            f"{left + (x - 1) * scale:.1f},{bottom - y / (highest or 1) * (bottom - 20):.1f}" for x, y in series[name]
+        )
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         x = left + 200 * index
         parts.append(f'<line x1="{x}" x2="{x + 18}" y1="{height - 6}" y2="{height - 6}" stroke="{colour}"/>')
         parts.append(f'<text x="{x + 24}" y="{height - 2}">{label}</text>')
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Accuracy over rounds">{"".join(parts)}</svg>'
+    title = METRICS[metric].title
+    heading = f"{title[:1].upper()}{title[1:]} over rounds"
+    figure = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{heading}">{"".join(parts)}</svg>'
+    return f"<h2>{heading}</h2>\n{figure}\n"
 
 
 def method_details(rounds: Sequence[dict[str, Any]]) -> str:
@@ -276,21 +321,26 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     # What all runs have in common goes into the title, what differs into columns.
     varies = [len({key[column] for key in rows}) > 1 for column in range(5)]
     common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if value and not differs]
-    table = Table(title=f"Test accuracy in percent: {', '.join(common)}", title_justify="left")
+    metrics = list(dict.fromkeys(name for result in results for name in result.get("metrics", {})))
+    measured = "accuracy" if not metrics else "scores"
+    table = Table(title=f"Test {measured} in percent: {', '.join(common)}", title_justify="left")
     for name, differs in zip(("dataset", "clients", "partition", "models", "topology"), varies, strict=True):
         if differs:
             table.add_column(name, min_width=len(name))
     table.add_column("method")
-    headlines = {"test": "own models", "test_node_weighted": "by nodes", "test_global": "global model"}
+    metrics = [name for name in metrics if name != "accuracy"]
+    own = "accuracy" if metrics else "own models"
+    headlines = {"test": own, "test_node_weighted": "by nodes", "test_global": "global model"}
     peers = any("test_trained" in result["accuracy"] for result in results)
     headlines |= {"test_trained": "before mixing"} if peers else {}
-    for name in (*headlines.values(), "sent", "ms a round"):
+    for name in (*metrics, *headlines.values(), "sent", "ms a round"):
         table.add_column(name, justify="right")
     for key, group in rows.items():
         sent = mean(sum(result["communication"].values()) for result in group)
         table.add_row(
             *(value for value, differs in zip(key, varies, strict=False) if differs),
             key[-1],
+            *(mean_std([metric_of(result, name) for result in group], name) for name in metrics),
             *(mean_std([result["accuracy"].get(name) for result in group]) for name in headlines),
             readable_bytes(sent) if sent else "nothing",
             f"{1000 * mean(result['seconds']['per_round'] for result in group):.1f}",
@@ -298,7 +348,8 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     seeds = sorted({len(group) for group in rows.values()})
     runs = "one run a row" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
     table.caption = (
-        f"{runs}; own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;\n"
+        f"{runs}; {', '.join((*metrics, own))}: each client's own model, mean over clients; by nodes: "
+        f"{'the accuracy' if metrics else 'the same'}, weighted by nodes;\n"
         "global model: the one all clients share, scored the same way; all at the best validation round."
         + ("\nbefore mixing: own models of peers after training, before they take in others'." if peers else "")
     )
@@ -306,12 +357,19 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def mean_std(values: Sequence[float | None]) -> str:
-    """Mean and standard deviation of accuracies as text, in percent; of those that there are."""
-    percents = [100 * value for value in values if value is not None]
-    if not percents:
+def metric_of(result: dict[str, Any], metric: str) -> float | None:
+    """Returns a metric of the test nodes at the best round, where a run has it."""
+    value: float | None = result.get("metrics", {}).get(metric, {}).get("test")
+    return value
+
+
+def mean_std(values: Sequence[float | None], metric: str = "accuracy") -> str:
+    """Mean and standard deviation of a metric as text, mostly in percent; of those values that there are."""
+    scale, digits = (100, 1) if METRICS[metric].percent else (1, 3)
+    scaled = [scale * value for value in values if value is not None]
+    if not scaled:
         return "-"
-    return f"{mean(percents):.1f}" + (f" ± {stdev(percents):.1f}" if len(percents) > 1 else "")
+    return f"{mean(scaled):.{digits}f}" + (f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else "")
 
 
 def percent(value: float | None) -> str:
