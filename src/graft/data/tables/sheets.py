@@ -1,0 +1,285 @@
+"""A table as it lies in a file: every cell a text, whatever separator, encoding or compression it was written with."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from graft.data.schema import SEPARATORS, Schema, canonical
+from graft.data.tables.problems import MOST_SHOWN, Problem, Problems, show
+from graft.errors import InputError
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
+LARGEST_FILE = 2**35  # bytes, unpacked
+SNIFFED_LINES = 50
+BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+
+
+@dataclass
+class Sheet:
+    """The cells of a table as texts without blanks around them; empty cells are null."""
+
+    path: Path
+    frame: pl.DataFrame  # columns by their canonical names
+    line: Callable[[int], int]  # the line in the file, from 1, of a row, from 0
+    notes: list[str] = field(default_factory=list)
+    separator: str = ","
+
+    @property
+    def columns(self) -> list[str]:
+        """Returns the canonical names of the columns."""
+        return self.frame.columns
+
+
+def is_table(path: Path) -> bool:
+    """Returns whether a file's name is that of a table."""
+    return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".")
+
+
+def read_sheet(path: Path, schema: Schema, problems: Problems) -> Sheet | None:
+    """Returns the cells of a CSV or Parquet file; None, and a problem more, where there are none to return."""
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path, problems)
+    notes: list[str] = []
+    text = _read_text(path, schema, notes)
+    if not text.strip():
+        problems.add(path, "the file is empty", "it needs a header and rows")
+        return None
+    separator = schema.separator or _sniff_separator(text)
+    header = next(_csv_rows(text[: _end_of_header(text)], separator))[1]
+    names = _column_names(path, header, problems)
+    if names is None:
+        return None
+    frame, line = _parse(path, text, separator, names, problems)
+    frame = frame.select(pl.all().str.strip_chars().replace("", None)).drop(
+        [name for name in names if name.startswith(_UNNAMED)]
+    )
+    return Sheet(path, frame, line, notes, separator)
+
+
+def _read_parquet(path: Path, problems: Problems) -> Sheet | None:
+    try:
+        frame = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path} is not a readable Parquet file: {reason}.") from error
+    names = _column_names(path, frame.columns, problems)
+    if names is None:
+        return None
+    frame.columns = names
+    for name, kind in frame.schema.items():
+        if kind.is_nested() or kind in (pl.Binary, pl.Object):
+            problems.add(path, f"its values are {kind}", "write numbers, texts or dates", column=name)
+            frame = frame.drop(name)
+    texts = [_as_text(frame[name]).str.strip_chars().replace("", None) for name in frame.columns]
+    return Sheet(path, pl.DataFrame(texts), lambda row: row + 1)
+
+
+def _as_text(values: pl.Series) -> pl.Series:
+    if values.dtype.is_float():
+        # Whole numbers come out as 1, not 1.0: ids with a hole in them were turned into floats on the way.
+        whole = values.is_not_null() & values.is_finite() & (values == values.floor()) & (values.abs() < 2**53)
+        numbers = values.is_not_nan().fill_null(False)
+        texts = values.cast(pl.String)
+        whole_texts = values.set(~whole.fill_null(False), None).cast(pl.Int64).cast(pl.String)
+        return pl.DataFrame({"text": texts, "whole": whole_texts, "number": numbers}).select(
+            pl.when("number").then(pl.coalesce("whole", "text")).alias(values.name)
+        )[values.name]
+    return values.cast(pl.String)
+
+
+def _read_text(path: Path, schema: Schema, notes: list[str]) -> bytes:
+    """Returns the text of a file in UTF-8 with line feeds."""
+    try:
+        content = path.read_bytes()
+        if path.suffix.lower() == ".gz" or content[:2] == b"\x1f\x8b":
+            with gzip.open(io.BytesIO(content)) as unpacked:
+                content = unpacked.read(LARGEST_FILE + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    if len(content) > LARGEST_FILE:
+        raise InputError(f"{path} has more than {LARGEST_FILE} bytes.")
+    text = _to_utf8(path, content, schema.encoding, notes)
+    if b"\0" in text[:4096]:
+        raise InputError(f"{path} is not a text file: a table is a CSV or a Parquet file.")
+    return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in text else text
+
+
+def _to_utf8(path: Path, content: bytes, declared: str | None, notes: list[str]) -> bytes:
+    mark, encoding = next((pair for pair in BYTE_ORDER_MARKS if content.startswith(pair[0])), (b"", None))
+    content = content[len(mark) :]
+    encoding = encoding or declared or _utf16_without_mark(content)
+    if encoding is None:
+        if content.isascii():
+            return content
+        try:
+            content.decode("utf-8")
+            return content
+        except UnicodeDecodeError:
+            encoding = "cp1252"
+            notes.append(f"{path} is not in UTF-8; it was read as Windows-1252 (declare encoding if that is wrong)")
+    try:
+        return content if codecs.lookup(encoding).name == "utf-8" and content.isascii() else _recode(content, encoding)
+    except UnicodeDecodeError as error:
+        if declared is None and encoding == "cp1252":
+            return _recode(content, "latin-1")
+        raise InputError(f"{path} is not a readable text in {encoding}: {error}.") from error
+
+
+def _recode(content: bytes, encoding: str) -> bytes:
+    return content.decode(encoding).encode("utf-8")
+
+
+def _utf16_without_mark(content: bytes) -> str | None:
+    start = content[:512]
+    odd, even = start[1::2].count(0), start[::2].count(0)
+    for zeros, encoding in ((odd, "utf-16-le"), (even, "utf-16-be")):
+        if zeros > 0.4 * len(start) and len(start) >= 2 and odd + even == zeros:
+            return encoding
+    return None
+
+
+def _end_of_header(text: bytes) -> int:
+    """Returns where the first line that is not blank ends, with line breaks in quotes belonging to it."""
+    end, quotes = 0, 0
+    while end < len(text):
+        stop = text.find(b"\n", end)
+        stop = len(text) if stop < 0 else stop + 1
+        quotes += text.count(b'"', end, stop)
+        end = stop
+        if quotes % 2 == 0 and text[:end].strip():
+            break
+    return end
+
+
+def _sniff_separator(text: bytes) -> str:
+    """Returns the separator that cuts the first lines into the most cells of the same number."""
+    end = 0
+    for _ in range(SNIFFED_LINES):
+        end = text.find(b"\n", end) + 1
+        if not end:
+            break
+    lines = text[: end or len(text)]
+    scores = {}
+    for separator in SEPARATORS:
+        widths = [len(row) for _, row in _csv_rows(lines, separator)]
+        same = sum(width == widths[0] for width in widths) / len(widths)
+        scores[separator] = (widths[0] > 1, same if same < 0.8 else 1.0, widths[0])
+    return max(scores, key=scores.__getitem__)
+
+
+def _csv_rows(text: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Returns the rows with their last lines in the file; blank lines are no rows."""
+    csv.field_size_limit(2**31 - 1)
+    stream = io.TextIOWrapper(io.BytesIO(text), "utf-8", newline="")
+    reader = csv.reader(stream, delimiter=separator, skipinitialspace=True)
+    for row in reader:
+        if row:
+            yield reader.line_num, row
+
+
+_UNNAMED = "\0unnamed"
+
+
+def _column_names(path: Path, header: list[str], problems: Problems) -> list[str] | None:
+    """Returns the canonical names of a header; a nameless column, as pandas writes its index, is left out later."""
+    names = [canonical(cell) or f"{_UNNAMED}{column}" for column, cell in enumerate(header)]
+    for column, name in enumerate(names):
+        if name in names[:column]:
+            earlier = header[names.index(name)]
+            problems.add(
+                path,
+                f"two columns of the header have the same name, {show(earlier)} and {show(header[column])}",
+                "rename one; case, blanks, dots and hyphens do not count",
+                1,
+            )
+            return None
+    return names
+
+
+def _parse(
+    path: Path, text: bytes, separator: str, names: list[str], problems: Problems
+) -> tuple[pl.DataFrame, Callable[[int], int]]:
+    """Returns the cells below the header, read by polars where every line has as many cells as the header."""
+    body = text[_end_of_header(text) :]
+    first = text[: len(text) - len(body)].count(b"\n") + 1
+    lines = body.count(b"\n") + (not body.endswith(b"\n") and bool(body))
+    plain = b'"' not in body and b"\n\n" not in body and not body.startswith(b"\n")
+    if not body:
+        return pl.DataFrame(schema=dict.fromkeys(names, pl.String)), lambda row: first + row
+    if plain and body.count(separator.encode()) == (len(names) - 1) * lines:
+        # No cell too many in the whole file; polars refuses a line with one too many, so no line has one too few.
+        frame = _polars_csv(body, separator, names)
+        if frame is not None and frame.height == lines:
+            return frame, lambda row: first + row
+    if not plain and b"\n\n" not in body and not body.startswith(b"\n"):
+        frame = _polars_csv(body, separator, names)
+        if frame is not None and _quoted_rows_fit(body, separator, len(names), frame.height):
+            return frame, lambda row: _line_of(body, separator, row) + first - 1
+    return _slow_parse(path, body, separator, names, first - 1, problems)
+
+
+def _polars_csv(body: bytes, separator: str, names: list[str]) -> pl.DataFrame | None:
+    try:
+        return pl.read_csv(body, has_header=False, new_columns=names, separator=separator, infer_schema=False)
+    except pl.exceptions.PolarsError:
+        return None
+
+
+def _quoted_rows_fit(body: bytes, separator: str, width: int, rows: int) -> bool:
+    """Returns whether separators and line ends outside quotes are as many as rows of that width have; also false where
+    blanks stand before a quote, which polars takes for a part of the cell."""
+    if separator.encode() + b' "' in body or b'\n "' in body:
+        return False
+    # Between an even number of quotes is outside; a doubled quote inside is a pair that changes nothing.
+    outside = body.split(b'"')[::2]
+    separators = sum(part.count(separator.encode()) for part in outside)
+    ends = sum(part.count(b"\n") for part in outside) + (not body.endswith(b"\n"))
+    return separators == (width - 1) * rows and ends == rows
+
+
+def _line_of(body: bytes, separator: str, row: int) -> int:
+    rows = _csv_rows(body, separator)
+    before = 0
+    for index, (line, _) in enumerate(rows):
+        if index == row:
+            return before + 1
+        before = line
+    return before + 1
+
+
+def _slow_parse(
+    path: Path, body: bytes, separator: str, names: list[str], offset: int, problems: Problems
+) -> tuple[pl.DataFrame, Callable[[int], int]]:
+    """Returns the cells of a file with blank lines, odd quotes or rows that are too short or too long."""
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    wrong: list[Problem] = []
+    count, width = 0, len(names)
+    try:
+        for line, row in _csv_rows(body, separator):
+            if len(row) == width + 1 and not row[-1].strip():
+                row.pop()  # some programs end every line with a separator, but not the header
+            if len(row) == width:
+                rows.append(row)
+                lines.append(line + offset)
+                continue
+            count += 1
+            if len(wrong) < MOST_SHOWN:
+                what = f"{len(row)} cells, but {width} columns"
+                wrong.append(
+                    Problem(str(path), what, "quote cells that hold a separator, or fill the row", line + offset)
+                )
+    except (csv.Error, UnicodeError) as error:
+        raise InputError(f"{path} is not a readable CSV file: {error}.") from error
+    problems.extend(wrong, count)
+    frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
+    return frame, lambda row: lines[row]
