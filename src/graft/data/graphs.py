@@ -152,7 +152,7 @@ def _clean_labels(name: str, y: ArrayLike, nodes: int, classes: int | None) -> t
     most = min(max(nodes, CLASSES_OF_ANY_GRAPH), MOST_CLASSES)
     if classes is None and values.max() >= most:
         raise InputError(
-            f"Node {values.argmax()} of '{name}' has label {values.max():.0f}, but a graph of {nodes} nodes has "
+            f"Node {values.argmax()} of '{name}' has label {values.max():.12g}, but a graph of {nodes} nodes has "
             f"at most {most} classes: number them from 0 on, with -1 for unlabelled."
         )
     labels = values.astype(np.int64)
