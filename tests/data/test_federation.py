@@ -61,10 +61,13 @@ def test_pooled_graph_has_all_edges_or_those_inside_clients(graph):
         federation.pooled("outside")
 
 
-def test_standard_features_are_standard_over_the_whole_graph(graph):
-    federation = build(graph, 3, "random", features="standard")
-    assert np.allclose(federation.graph.x.mean(axis=0), 0, atol=1e-5)
-    assert not np.allclose(federation.clients[0].x.mean(axis=0), 0, atol=1e-5)
+def test_clients_scale_by_themselves_unless_they_agree_on_moments(graph):
+    alone, agreed = (build(graph, 3, "random", features="standard", scaling=way) for way in ("local", "federated"))
+    assert all(np.allclose(part.x.mean(axis=0), 0, atol=1e-5) for part in alone.clients)
+    assert alone.exchange.up_bytes == 0
+    assert np.allclose(agreed.graph.x.mean(axis=0), 0, atol=1e-5)
+    assert not np.allclose(agreed.clients[0].x.mean(axis=0), 0, atol=1e-5)
+    assert agreed.exchange.up_bytes == 3 * 3 * 5 * 8  # of three clients: count, mean and spread of five columns
 
 
 def test_one_client_keeps_the_graph_unchanged(graph):
@@ -87,4 +90,4 @@ def test_own_split_keeps_the_masks_of_the_dataset(toy):
 def test_bad_settings_are_refused(graph):
     for change in ({"features": "max"}, {"split": "1/2"}, {"partition": "none"}, {"clients": 0}, {"alpha": 1}):
         with pytest.raises(InputError):
-            build(**{"graph": graph, "clients": 3, "partition": "random", **change})
+            build(**{"data": graph, "clients": 3, "partition": "random", **change})

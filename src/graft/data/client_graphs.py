@@ -10,43 +10,49 @@ from typing import Any
 import numpy as np
 
 from graft.data.data_file import check_names
-from graft.data.graphs import MASKS, Graph, Ints, concatenate_features
+from graft.data.graphs import MASKS, Graph, concatenate_features, edge_weights
+from graft.data.preparation import Source, load_sources
 from graft.data.pyg_data import from_pyg
+from graft.data.schema import ClientFiles, Schema
+from graft.data.tables import NodeTable
 from graft.errors import InputError
 
 
 class Federation:
-    """The graphs of clients that hold their own, by name; a dataset for `graft.run` that needs no partition.
+    """The graphs of clients that hold their own, by name: a dataset for `graft.run` that needs no partition.
 
     A graph may be a PyG `Data`, a `graft.Graph`, or the path of a folder with tables or of a .npz file. A list gives
     the clients numbers instead of names.
     """
 
-    def __init__(self, graphs: Mapping[str, Any] | Sequence[Any], *, name: str = "graphs", schema: Any = None) -> None:
-        self.name = name
+    def __init__(
+        self, graphs: Mapping[str, Any] | Sequence[Any], *, name: str | None = None, schema: Schema | None = None
+    ) -> None:
+        if not len(graphs):
+            raise InputError("A federation needs at least one client's graph.")
         self.names: tuple[str, ...] | None = None
         if isinstance(graphs, Mapping):
             check_names("A federation", graphs)
             self.names = tuple(graphs)
-            graphs = list(graphs.values())
-        if not graphs:
-            raise InputError("A federation needs at least one client's graph.")
-        labels = self.names or [f"client {client}" for client in range(len(graphs))]
-        self.sources: list[Any] = [_source(graph, label, schema) for graph, label in zip(graphs, labels, strict=True)]
+        else:
+            graphs = {f"client {client}": graph for client, graph in enumerate(graphs)}
+        self.labels = tuple(graphs)  # what people call the clients
+        self.name = name or ("-".join(self.labels) if self.names else "graphs")
+        files = {label: graph for label, graph in graphs.items() if isinstance(graph, str | Path | ClientFiles)}
+        loaded = dict(zip(files, load_sources(files, schema), strict=True))
+        self.sources: list[Source] = [
+            loaded[label] if label in loaded else _in_memory(graph, label) for label, graph in graphs.items()
+        ]
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def __repr__(self) -> str:
-        return f"Federation({', '.join(self.names or map(str, range(len(self))))})"
+        return f"Federation({', '.join(self.labels)})"
 
 
-def _source(graph: Any, name: str, schema: Any) -> Any:
-    from graft.data.preparation import load_source
-
-    if isinstance(graph, str | Path) or hasattr(graph, "nodes_file"):
-        return load_source(graph, schema, name)
-    if isinstance(graph, Graph):
+def _in_memory(graph: Any, name: str) -> Source:
+    if isinstance(graph, Graph | NodeTable):
         return replace(graph, name=name)
     if hasattr(graph, "edge_index"):
         return from_pyg(graph, name)
@@ -55,27 +61,20 @@ def _source(graph: Any, name: str, schema: Any) -> Any:
     )
 
 
-def join(parts: Sequence[Graph], name: str) -> tuple[Graph, Ints]:
-    """Returns the graphs of all clients side by side as one, and whose node each one is."""
-    sizes = [part.nodes for part in parts]
-    starts = np.cumsum([0, *sizes[:-1]])
-    first = parts[0]
-    joined: dict[str, Any] = {}
-    for field in (*MASKS, "ids", "node_times", "weights", "edge_times"):
+def join(parts: Sequence[Graph], name: str) -> Graph:
+    """Returns the graphs of all clients, which have the same features and classes, side by side as one."""
+    starts = np.cumsum([0, *(part.nodes for part in parts[:-1])])
+    joined: dict[str, Any] = {"weights": None}
+    for field in (*MASKS, "ids", "node_times", "edge_times"):
         values = [getattr(part, field) for part in parts]
-        if all(value is not None for value in values):
-            joined[field] = np.concatenate(values)
-    if "weights" not in joined and any(part.weights is not None for part in parts):
-        ones = [np.ones(part.edges.shape[1], np.float32) if part.weights is None else part.weights for part in parts]
-        joined["weights"] = np.concatenate(ones)
-    whole = Graph(
-        name,
-        concatenate_features([part.x for part in parts]),
-        np.concatenate([part.edges + start for part, start in zip(parts, starts, strict=True)], axis=1),
-        np.concatenate([part.y for part in parts]),
-        first.classes,
+        joined[field] = None if any(value is None for value in values) else np.concatenate(values)
+    if any(part.weights is not None for part in parts):
+        joined["weights"] = np.concatenate([edge_weights(part) for part in parts])
+    return replace(
+        parts[0],
+        name=name,
+        x=concatenate_features([part.x for part in parts]),
+        edges=np.concatenate([part.edges + start for part, start in zip(parts, starts, strict=True)], axis=1),
+        y=np.concatenate([part.y for part in parts]),
         **joined,
-        feature_names=first.feature_names,
-        class_names=first.class_names,
     )
-    return whole, np.repeat(np.arange(len(parts)), sizes)

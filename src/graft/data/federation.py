@@ -1,19 +1,24 @@
-"""From one graph to a federation: normalise, partition, cut, split and perturb."""
+"""From one graph, or the clients' own graphs, to a federation: encode, partition, scale, split and perturb."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graft.data import cards, partitions, perturbations, splits
-from graft.data.graphs import MASKS, Graph, Ints, cut, keep_edges, normalise
+from graft.data import OWN_GRAPHS, cards, partitions, perturbations, splits
+from graft.data.client_graphs import Federation, join
+from graft.data.encoding import Encoding
+from graft.data.exchange import Exchange
+from graft.data.graphs import MASKS, Graph, Ints, cut, keep_edges, subgraph
 from graft.data.perturbations import Perturbation
-from graft.errors import InputError
+from graft.data.preparation import Source, check_labels, encode, resolve_features, scale
+from graft.errors import DataWarning, InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +29,11 @@ class FederationData:
     membership: Ints  # [N], the client of every node
     clients: list[Graph]
     card: dict[str, Any]
-    clean: FederationData | None = None  # before it was perturbed, if models are scored there
+    clean: FederationData | None = None  # what models are scored on, where they are trained on other data
     names: tuple[str, ...] | None = None  # of the clients; None: they have numbers only
-    positive: int | None = None  # the class that F1, AUROC and AUPRC are of, where the data say so
+    preparations: Sequence[Any] = ()  # of every client: how its files became a graph
+    positive: int | None = None  # the class of interest, if one was named
+    exchange: Exchange = field(default_factory=Exchange)  # what clients agreed on before they trained
 
     @property
     def hash(self) -> str:
@@ -43,9 +50,15 @@ class FederationData:
 
     @property
     def partition(self) -> str:
-        """Returns the partition method and the perturbation in words: runs that differ here are not averaged."""
-        perturbation = self.card.get("perturbation")
-        return self.card["method"] if perturbation is None else f"{self.card['method']}, {perturbation['summary']}"
+        """Returns the partition, and what else was done to the data, in words: runs that differ here are not
+        averaged."""
+        perturbation = self.card.get("perturbation", {})
+        words = [self.card["method"], "inductive" if self.card.get("inductive") else "", perturbation.get("summary")]
+        return ", ".join(filter(None, words))
+
+    def client_name(self, client: int) -> str | int:
+        """Returns what people call a client: its name, or its number."""
+        return client if self.names is None else self.names[client]
 
     def pooled(self, edges: str = "all") -> Graph:
         """Returns the whole graph as if one party held it, with all edges or with those inside clients only."""
@@ -61,36 +74,131 @@ def _inside(graph: Graph, membership: Ints) -> Graph:
 POOLS: dict[str, Callable[[Graph, Ints], Graph]] = {"all": lambda graph, _: graph, "inside": _inside}
 
 
+class Shares(NamedTuple):
+    """The graphs of clients before they are scaled and split."""
+
+    parts: list[Graph]
+    encodings: list[Encoding | None]
+    exchange: Exchange
+    whole: Graph | None  # the graph that was shared out, if one was
+    membership: Ints
+    names: tuple[str, ...] | None
+    positive: str | None
+
+
 def build(
-    graph: Graph,
+    data: Source | Federation,
     clients: int | None,
     partition: str | Path = "louvain",
     split: str | Sequence[float] = "20/40/40",
-    features: str = "raw",
+    features: str = "auto",
     seed: int = 0,
     rounding: str = "largest_remainder",
     perturbation: Perturbation | None = None,
+    scaling: str = "local",
+    inductive: bool = False,
     **partition_options: Any,
 ) -> FederationData:
-    """Returns a graph partitioned among clients; partition, split and perturbation draw from separate streams of the
-    seed."""
-    scaled = normalise(graph, features)
-    membership = partitions.partition(scaled, clients, partition, seed, **partition_options)
-    parts = splits.split(cut(scaled, membership), split, seed, rounding=rounding)
-    order = np.argsort(membership, kind="stable")  # the order in which `cut` hands out the nodes
+    """Returns the data of all clients; partition, split and perturbation draw from separate streams of the seed."""
+    if isinstance(data, Federation):
+        shares = _own_graphs(data, scaling)
+        partition = OWN_GRAPHS
+    else:
+        shares = _share_out(data, clients, partition, seed, scaling, partition_options)
+    own = shares.whole is None
+    check_labels(shares.parts, _labels(shares) if own else [data.name])
+    scaled = scale(shares.parts, _labels(shares), shares.encodings, features, scaling)
+    _warn_of_unused_masks(scaled.graphs if own else [], split)
+    parts = splits.split(
+        scaled.graphs, split, seed, rounding=rounding, names=shares.names, may_lack_labels=own and len(shares.parts) > 1
+    )
+    whole = join(parts, data.name) if shares.whole is None else _assemble(shares, parts)
+    card = cards.card(whole, shares.membership, partition, seed, partition_options, shares.names)
+    federation = FederationData(
+        whole,
+        shares.membership,
+        parts,
+        card,
+        names=shares.names,
+        exchange=shares.exchange + scaled.exchange,
+        positive=None if shares.positive is None else (parts[0].class_names or ()).index(shares.positive),
+    )
+    if inductive or splits.is_by_time(split):
+        federation = without_test_nodes(federation, splits.is_by_time(split))
+    if perturbation is None or not perturbation.active:
+        return federation
+    return perturbed(federation, perturbation, resolve_features(features, shares.encodings))
+
+
+def _own_graphs(data: Federation, scaling: str) -> Shares:
+    encoded = encode(data.sources, data.labels, scaling)
+    membership = np.repeat(np.arange(len(data)), [graph.nodes for graph in encoded.graphs])
+    return Shares(encoded.graphs, encoded.encodings, encoded.exchange, None, membership, data.names, encoded.positive)
+
+
+def _share_out(
+    data: Source, clients: int | None, partition: str | Path, seed: int, scaling: str, options: dict[str, Any]
+) -> Shares:
+    if str(partition) == OWN_GRAPHS:
+        raise InputError(f"'{data.name}' is one graph: give a partition to share it out, or clients' own graphs.")
+    encoded = encode([data], [data.name], scaling)
+    (graph,) = encoded.graphs
+    membership, names = partitions.assign(graph, clients, partition, seed, **options)
+    parts = cut(graph, membership)
+    encodings = encoded.encodings * len(parts)
+    return Shares(parts, encodings, encoded.exchange, graph, membership, names, encoded.positive)
+
+
+def _labels(shares: Shares) -> Sequence[str]:
+    return shares.names or [f"client {client}" for client in range(len(shares.parts))]
+
+
+def _assemble(shares: Shares, parts: Sequence[Graph]) -> Graph:
+    """Returns the whole graph with the masks, and the features where they were scaled, of the clients' parts."""
+    whole = shares.whole
+    assert whole is not None
+    order = np.argsort(shares.membership, kind="stable")  # the order in which `cut` hands out the nodes
     masks: dict[str, Any] = {}
     for name in MASKS:
-        masks[name] = np.empty(graph.nodes, bool)
+        masks[name] = np.empty(whole.nodes, bool)
         masks[name][order] = np.concatenate([getattr(part, name) for part in parts])
-    card = cards.card(scaled, membership, partition, seed, partition_options)
-    clean = FederationData(replace(scaled, **masks), membership, parts, card)
-    return clean if perturbation is None or not perturbation.active else perturbed(clean, perturbation, features)
+    if all(part.x is before.x for part, before in zip(parts, shares.parts, strict=True)):
+        return replace(whole, **masks)
+    return perturbations.assemble(whole, parts, shares.membership)
+
+
+def _warn_of_unused_masks(graphs: Sequence[Graph], split: str | Sequence[float]) -> None:
+    if split != "own" and graphs and all(len(graph.masks) == len(MASKS) for graph in graphs):
+        warnings.warn(
+            f"The clients' graphs bring a split of their own, and the split {split} takes its place; --split own would "
+            f"use theirs.",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def without_test_nodes(whole: FederationData, by_time: bool) -> FederationData:
+    """Returns a federation whose clients train without their test nodes and the edges of these, and are scored on all
+    they have."""
+    parts = [splits.training_graph(part, by_time) for part in whole.clients]
+    kept = [splits.seen_in_training(part, by_time) for part in whole.clients]
+    order = np.argsort(whole.membership, kind="stable")
+    nodes = np.empty(whole.graph.nodes, bool)
+    nodes[order] = np.concatenate(kept)
+    membership = whole.membership[nodes]
+    graph = perturbations.assemble(subgraph(whole.graph, np.flatnonzero(nodes)), parts, membership)
+    card = {**whole.card, "inductive": True}
+    return replace(whole, graph=graph, membership=membership, clients=parts, card=card, clean=whole)
 
 
 def perturbed(clean: FederationData, perturbation: Perturbation, features: str = "raw") -> FederationData:
     """Returns the same federation with the data of its clients perturbed; its card describes the perturbed data."""
+    if clean.clean is not None and perturbation.evaluate_on == "perturbed":
+        raise InputError("evaluate_on is perturbed, but test nodes that training does not see are not perturbed.")
     parts = perturbations.perturb(clean.clients, perturbation, clean.card["seed"], features)
     whole = perturbations.assemble(clean.graph, parts, clean.membership)
-    card = cards.card(whole, clean.membership, *(clean.card[name] for name in ("method", "seed", "options")))
+    method, seed, options = (clean.card[name] for name in ("method", "seed", "options"))
+    card = {**clean.card, **cards.card(whole, clean.membership, method, seed, options, clean.names)}
     card["perturbation"] = perturbations.describe(parts, perturbation)
-    return FederationData(whole, clean.membership, parts, card, clean if perturbation.evaluate_on == "clean" else None)
+    scored = (clean.clean or clean) if perturbation.evaluate_on == "clean" else None
+    return replace(clean, graph=whole, clients=parts, card=card, clean=scored)

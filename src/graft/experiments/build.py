@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graft.data import datasets
 from graft.data.federation import FederationData, build
 from graft.data.graphs import Graph
+from graft.data.sources import open_data
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
 from graft.experiments.experiment import Experiment
@@ -25,11 +25,13 @@ def build_federation(experiment: Experiment, dataset: Any = None) -> FederationD
     """Loads the data and shares it out among the clients."""
     partition, options = split_options(experiment.partition)
     return build(
-        datasets.load(experiment.dataset if dataset is None else dataset),
+        open_data(experiment.dataset if dataset is None else dataset, experiment.graphs),
         experiment.clients,
         partition=partition,
         split=experiment.split,
-        features="raw" if experiment.features == "auto" else experiment.features,
+        features=experiment.features,
+        scaling=experiment.scaling,
+        inductive=experiment.inductive,
         seed=experiment.seed,
         perturbation=experiment.perturbation,
         **options,

@@ -46,8 +46,8 @@ def judge(
     nodes = len(alone.classes)
     values = alone.value(metric), federated.value(metric)
     if nodes < LEAST_NODES or np.isnan(values).any():
-        numbers = [None if np.isnan(value) else float(value) for value in values]
-        return Verdict(client, metric, nodes, *numbers, None, None, None, UNKNOWN)
+        before, after = (None if np.isnan(value) else float(value) for value in values)
+        return Verdict(client, metric, nodes, before, after, None, None, None, UNKNOWN)
     sign = 1 if METRICS[metric].higher else -1
     differences = sign * _bootstrap(metric, alone, federated, seed, draws)
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()

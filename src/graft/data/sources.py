@@ -1,0 +1,39 @@
+"""Opens what an experiment names, or is given, as its data: one graph to share out, or the clients' own graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from graft.data import parse_dataset, parse_graphs
+from graft.data.client_graphs import Federation
+from graft.data.data_file import read_data_file
+from graft.data.datasets import load
+from graft.data.preparation import Source, load_source
+
+
+def open_data(source: Any, graphs: list[str] | None = None) -> Source | Federation:
+    """Returns the data of a dataset's name, a path, a data file or an object; `graphs` are paths of clients' own."""
+    if graphs:
+        return Federation(parse_graphs(graphs))
+    if isinstance(source, Federation):
+        return source
+    if isinstance(source, str | Path):
+        return _open_text(str(source))
+    if isinstance(source, Mapping | Sequence):
+        return Federation(source)
+    return load(source)
+
+
+def _open_text(source: str) -> Source | Federation:
+    name, _, suffix = parse_dataset(source)
+    path = Path(name)
+    if suffix or not path.exists():
+        return load(source)
+    if path.suffix == ".toml":
+        file = read_data_file(path)
+        if file.single is not None:
+            return load_source(file.single, file.schema, path.stem)
+        return Federation(file.clients, name=path.stem, schema=file.schema)
+    return load_source(path) if path.is_dir() else load(source)
