@@ -24,7 +24,17 @@ from graft.federation.setup import Setup
 from graft.fields import Bound, rules
 from graft.tensors.trees import Tree, check_message, flatten, map_tree
 from graft.testing.claim import claim, contract_setup, require
-from graft.testing.toy import FinishedRounds, gap, join_graphs, run_rounds, run_session, same, toy_graph, toy_graphs
+from graft.testing.toy import (
+    FinishedRounds,
+    gap,
+    join_graphs,
+    run_rounds,
+    run_session,
+    same,
+    toy_graph,
+    toy_graphs,
+    with_weights,
+)
 
 LEAST_CHANGE = 1e-5  # of logits after two rounds in which a client learnt other labels
 
@@ -33,10 +43,10 @@ LEAST_CHANGE = 1e-5  # of logits after two rounds in which a client learnt other
 def training_changes_predictions(method: Method) -> None:
     """What every client predicts after two rounds depends on the labels that it has."""
     parts = toy_graphs()
-    before = predictions(contract_setup(method, federation=join_graphs(parts)))
+    before = predictions(run_rounds(contract_setup(method, federation=join_graphs(parts))))
     for client, graph in enumerate(parts):
         relabelled = [*parts[:client], other_labels(graph), *parts[client + 1 :]]
-        after = predictions(contract_setup(method, federation=join_graphs(relabelled)))
+        after = predictions(run_rounds(contract_setup(method, federation=join_graphs(relabelled))))
         position = client if len(before) > 1 else 0
         require(
             float((after[position] - before[position]).abs().max()) > LEAST_CHANGE,
@@ -62,9 +72,7 @@ def a_fleet_equals_its_clients_one_by_one(method: Method) -> None:
         # With seed 0 two synthetic nodes of fedtad_released are so equally near that rounding chooses the neighbour.
         setup = contract_setup(method, dropout=dropout, seed=1)
         together, alone = run_rounds(setup, rounds=3), run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
-        for client in together.engine.members():
-            difference = gap(together.client(client), alone.client(client))
-            require(difference < 1e-5, f"client {client} differs by {difference:.1e} in a fleet, dropout {dropout}")
+        check_equal(together, alone, f"with dropout {dropout}")
 
 
 @claim
@@ -138,7 +146,8 @@ def a_federation_of_one_trains(method: Method) -> None:
     """A single client runs its rounds, and learns from its labels."""
     graph = toy_graph()
     learnt = [
-        predictions(contract_setup(method, federation=join_graphs([part]))) for part in (graph, other_labels(graph))
+        predictions(run_rounds(contract_setup(method, federation=join_graphs([part]))))
+        for part in (graph, other_labels(graph))
     ]
     require(gap({"": learnt[0][0]}, {"": learnt[1][0]}) > LEAST_CHANGE, "a client alone does not train")
 
@@ -146,15 +155,35 @@ def a_federation_of_one_trains(method: Method) -> None:
 @claim
 def a_client_without_edges_is_fine(method: Method) -> None:
     """A client whose nodes have no neighbours leaves everything finite."""
-    check_finite(method, toy_graph(8, edgeless=True))
+    parts = [toy_graph(9), toy_graph(8, edgeless=True)]
+    check_finite(run_rounds(contract_setup(method, federation=join_graphs(parts, crossing=0))))
 
 
 @claim
 def a_client_without_labels_is_fine(method: Method) -> None:
-    """A client that has nothing to train on, or to be scored on, leaves everything finite."""
-    graph = toy_graph(8)
-    nowhere = np.zeros(graph.nodes, bool)
-    check_finite(method, replace(graph, y=np.full_like(graph.y, -1), train=nowhere, validation=nowhere, test=nowhere))
+    """A client that has nothing to train on, or to be scored on, has a model, and leaves everything finite; beside it
+    is one that lacks a class."""
+    parts = [toy_graph(9), unlabelled(toy_graph(8)), toy_graph(10, missing=1)]
+    setup = contract_setup(method, federation=join_graphs(parts, crossing=0), weight_decay=0.01)
+    together = run_rounds(setup)
+    check_finite(together)
+    for client, logits in enumerate(predictions(together)):
+        require(
+            bool(logits.isfinite().all()), f"client {client} predicts what is not finite, beside one without labels"
+        )
+    check_equal(together, run_rounds(setup, engine=InProcess(setup, alone=True)), "beside one without labels")
+
+
+@claim
+def weights_of_edges_are_fine(method: Method) -> None:
+    """Edges of any weights, and clients without any beside others with them, leave everything finite, and clients that
+    are trained together end where they would alone."""
+    federation = join_graphs([with_weights(part, seed) for seed, part in enumerate(toy_graphs())])
+    federation.clients[1] = replace(federation.clients[1], weights=None)
+    setup = contract_setup(method, federation=federation, seed=1)
+    together = run_rounds(setup)
+    check_finite(together)
+    check_equal(together, run_rounds(setup, engine=InProcess(setup, alone=True)), "where edges have weights")
 
 
 class KeepsMessages(InProcess):
@@ -172,10 +201,9 @@ class KeepsMessages(InProcess):
         return replies
 
 
-def predictions(setup: Setup) -> list[Tensor]:
-    """Returns every client's logits of its nodes after two rounds, as the method itself predicts."""
-    finished = run_rounds(setup)
-    logits: dict[int, Tensor] = {}
+def predictions(finished: FinishedRounds) -> list[Tensor]:
+    """Returns every client's logits of its nodes, as the method itself predicts."""
+    setup, logits = finished.session.setup, dict[int, Tensor]()
     for fleet in finished.engine.fleets:
         stacked = setup.method.logits(fleet.on(fleet.scoring)).detach()
         logits |= {client: stacked[row, : setup.graphs[client].nodes] for row, client in enumerate(fleet.clients)}
@@ -183,8 +211,9 @@ def predictions(setup: Setup) -> list[Tensor]:
 
 
 def other_labels(graph: Graph) -> Graph:
-    """Returns a graph whose training nodes have other labels."""
-    return replace(graph, y=np.where(np.asarray(graph.train), (graph.y + 1) % graph.classes, graph.y))
+    """Returns a graph whose training nodes have other labels, and other numbers of each."""
+    last = graph.classes - 1  # becomes the class before it, and every other one the next
+    return replace(graph, y=np.where(np.asarray(graph.train), np.where(graph.y < last, graph.y + 1, last - 1), graph.y))
 
 
 def through_bytes(state: SessionState) -> SessionState:
@@ -231,9 +260,21 @@ def outside(bounds: tuple[Bound, ...], *, whole: bool) -> list[float]:
     return [int(value) if whole else float(value) for value in values]
 
 
-def check_finite(method: Method, odd: Graph) -> None:
-    """Requires that all which clients and server keep is finite after two rounds with an odd client."""
-    finished = run_rounds(contract_setup(method, federation=join_graphs([toy_graph(9), odd], crossing=0)))
+def unlabelled(graph: Graph) -> Graph:
+    """Returns a graph without any label."""
+    nowhere = np.zeros(graph.nodes, bool)
+    return replace(graph, y=np.full_like(graph.y, -1), train=nowhere, validation=nowhere, test=nowhere)
+
+
+def check_equal(together: FinishedRounds, alone: FinishedRounds, where: str) -> None:
+    """Requires that clients of a fleet are what they are alone."""
+    for client in together.engine.members():
+        difference = gap(together.client(client), alone.client(client))
+        require(difference < 1e-5, f"client {client} differs by {difference:.1e} in a fleet {where}")
+
+
+def check_finite(finished: FinishedRounds) -> None:
+    """Requires that all which clients and server keep is finite."""
     states = {"the server": finished.server.state}
     states |= {f"client {client}": finished.client(client) for client in finished.engine.members()}
     for keeper, state in states.items():
