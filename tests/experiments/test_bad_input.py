@@ -209,7 +209,7 @@ def test_a_damaged_or_missing_checkpoint_is_refused(elsewhere):
         refused(call("resume", "run"), "damaged")
     tensors.write_bytes(good)
     text = (checkpoint / "checkpoint.json").read_text()
-    for bad in ("{}", "[1]", "not json", text.replace("graft-checkpoint-2", "torch-checkpoint")):
+    for bad in ("{}", "[1]", "not json", text.replace("graft-checkpoint-3", "torch-checkpoint")):
         (checkpoint / "checkpoint.json").write_text(bad)
         refused(call("resume", "run"), "damaged")
     (checkpoint / "checkpoint.json").write_text(text)

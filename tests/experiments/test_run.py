@@ -15,7 +15,7 @@ from torch_geometric.nn import GCNConv
 import graft
 from graft.data import datasets
 from graft.errors import InputError, RunError
-from graft.experiments import checkpoints
+from graft.experiments import tensor_files
 from graft.experiments.run_directory import RunDirectory
 from graft.federation.session import Session
 from graft.methods.fedavg import FedAvg
@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(small, tmp_p
 def test_a_checkpoint_in_several_files_is_resumed_equal(small, tmp_path, monkeypatch):
     settings = small | {"rounds": 4, "participation": 0.7, "checkpoint_every": 2}
     unbroken = graft.run("fedavg", **settings)
-    monkeypatch.setattr(checkpoints, "FILE_BYTES", 1000)
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 1000)
 
     def crash(record):
         if record["round"] == 3:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graft.errors import InputError, RunError
-from graft.experiments import checkpoints
+from graft.experiments import checkpoints, tensor_files
 from graft.experiments.checkpoints import Checkpoint, Origin, load_checkpoint, save_checkpoint
 from graft.experiments.record_files import RoundLog
 from graft.experiments.run_directory import RunDirectory
@@ -68,7 +68,7 @@ def test_a_checkpoint_of_round_zero_without_any_state_is_possible(tmp_path):
 
 
 def test_a_new_checkpoint_leaves_nothing_of_the_old_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "FILE_BYTES", 20)
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 20)
     folder = tmp_path / "checkpoint"
     save_checkpoint(folder, checkpoint())
     before = {path.name for path in folder.iterdir()}
@@ -111,7 +111,7 @@ def test_state_that_is_no_number_is_never_kept_as_a_checkpoint(tmp_path, bad):
 def test_a_checkpoint_of_another_version_is_refused_by_its_name(tmp_path):
     save_checkpoint(tmp_path / "checkpoint", checkpoint())
     (tmp_path / "checkpoint" / "checkpoint.json").write_text('{"format": "graft-checkpoint-1", "round": 3}')
-    with pytest.raises(InputError, match=r"format graft-checkpoint-1 of another version .* reads graft-checkpoint-2"):
+    with pytest.raises(InputError, match=r"format graft-checkpoint-1 of another version .* reads graft-checkpoint-3"):
         load_checkpoint(tmp_path / "checkpoint")
 
 

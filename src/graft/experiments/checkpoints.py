@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from graft.errors import InputError, RunError
 from graft.experiments.state_checks import check_finite
-from graft.experiments.tensor_files import StoredFile, read_tensors, write_tensors
+from graft.experiments.tensor_files import StoredFile, StoredTree, read_tree, write_tree
 from graft.files import explained, parse_json, printable, read_text, seal, sync_folder, unseal, write_bytes
-from graft.tensors.trees import Tree, flatten, map_tree, unflatten
+from graft.tensors.trees import Tree, map_tree
 
-FORMAT = "graft-checkpoint-2"
-FILE_BYTES = 256 * 10**6  # about how large a file of a checkpoint may get
+FORMAT = "graft-checkpoint-3"
 
 Count = Annotated[int, Ge(0)]
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -81,6 +80,16 @@ def _settings(experiment: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class StoredModels:
+    """What a JSON file says of the models of a round whose tensors are in the folder `best`."""
+
+    round: Annotated[int, Ge(1)]
+    tree: StoredTree
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """All that a run needs to go on, beside the rounds on record: random draws need no state."""
 
@@ -90,6 +99,7 @@ class Checkpoint:
     origin: Origin
     rounds_checksum: str  # of the lines of rounds.jsonl up to this round, from which scores and traffic follow
     finished: bool = False  # all rounds were run, or patience is at its end
+    best: Mapping[str, StoredModels] = field(default_factory=dict)  # the models of the best round so far, by kind
 
 
 @dataclass(frozen=True)
@@ -102,27 +112,25 @@ class Contents:
     origin: Origin
     rounds_checksum: str
     finished: bool
-    order: list[str]  # the paths of all leaves: safetensors sorts, and order is part of a tree
-    numbers: dict[str, bool | int | float]  # leaves that are no tensors
+    best: dict[str, StoredModels]
+    order: list[str]  # this and the next two are those of a `StoredTree`
+    numbers: dict[str, bool | int | float]
     files: list[StoredFile]
 
     __pydantic_config__ = STRICT
 
 
 CONTENTS = TypeAdapter(Contents)
+Schema = TypeVar("Schema")
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint; it takes the place of the last one in the moment when its JSON file does."""
-    everyone = {"server": checkpoint.server, **{f"client{k}": tree for k, tree in checkpoint.clients.items()}}
-    try:
-        for who, state in everyone.items():
-            check_finite(state, _name(who))
-    except ValueError as error:
-        raise RunError(f"Round {checkpoint.round} is not kept as a checkpoint: {error}.") from None
+    check_checkpoint(checkpoint)
+    everyone = state_by_owner(checkpoint)
     with explained(f"The checkpoint of round {checkpoint.round} cannot be written to {folder}", RunError):
         folder.mkdir(exist_ok=True)
-        files = [write_tensors(tensors, folder) for tensors in in_files(everyone)]
+        stored = write_tree(everyone, folder)
         contents = Contents(
             FORMAT,
             checkpoint.round,
@@ -130,35 +138,44 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             checkpoint.origin,
             checkpoint.rounds_checksum,
             checkpoint.finished,
-            [path for path, _ in flatten(everyone)],
-            {path: leaf for path, leaf in flatten(everyone) if not isinstance(leaf, Tensor)},
-            files,
+            dict(checkpoint.best),
+            stored.order,
+            stored.numbers,
+            stored.files,
         )
-        text = json.dumps(seal(asdict(contents)), allow_nan=False)
-        write_bytes(folder / "checkpoint.json", f"{text}\n".encode())
-        sync_folder(folder.parent)
-        current = {"checkpoint.json", *(stored.name for stored in files)}
-        for path in folder.iterdir():
-            if path.name not in current:
-                path.unlink()
+        write_sealed(folder / "checkpoint.json", asdict(contents))
+        remove_others(folder, {"checkpoint.json", *(file.name for file in stored.files)})
+
+
+def check_checkpoint(checkpoint: Checkpoint) -> None:
+    """Refuses state that is no number, which nothing could go on from."""
+    try:
+        for who, state in state_by_owner(checkpoint).items():
+            check_finite(state, _name(who))
+    except ValueError as error:
+        raise RunError(f"Round {checkpoint.round} is not kept as a checkpoint: {error}.") from None
+
+
+def state_by_owner(checkpoint: Checkpoint) -> dict[str, Tree]:
+    return {"server": checkpoint.server, **{f"client{k}": tree for k, tree in checkpoint.clients.items()}}
+
+
+def write_sealed(path: Path, content: Mapping[str, Any], *bound_to: str) -> None:
+    """Puts a JSON file with a checksum into its place; it is on the disk, and so is its folder, when this returns."""
+    text = json.dumps(seal(content, *bound_to), allow_nan=False)
+    write_bytes(path, f"{text}\n".encode())
+    sync_folder(path.parent.parent)
+
+
+def remove_others(folder: Path, current: set[str]) -> None:
+    """Removes what the JSON file of a folder does not list any more, and what a crash left there."""
+    for path in folder.iterdir():
+        if path.name not in current:
+            path.unlink()
 
 
 def _name(who: str) -> str:
     return f"client {who.removeprefix('client')}" if who.startswith("client") else "the server"
-
-
-def in_files(tree: Any) -> Iterator[dict[str, Tensor]]:
-    """Yields copies of all tensors, so many at a time that state on disk is never in memory as a whole."""
-    waiting: dict[str, Tensor] = {}
-    size = 0
-    for path, leaf in flatten(tree):
-        if isinstance(leaf, Tensor):
-            waiting[path] = leaf.detach().cpu().contiguous().clone()
-            size += leaf.nbytes
-        if size >= FILE_BYTES:
-            yield waiting
-            waiting, size = {}, 0
-    yield waiting
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -166,16 +183,17 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     with explained(f"The checkpoint in {folder} cannot be read", InputError):
         try:
             contents = read_contents(folder / "checkpoint.json")
-            leaves: dict[str, Any] = dict(contents.numbers)
-            for stored in contents.files:
-                leaves |= read_tensors(folder, stored)
-            if sorted(leaves) != sorted(contents.order):
-                raise ValueError("its tensors are not those that it lists")
-            state = unflatten({path: leaves[path] for path in contents.order})
+            state = read_tree(StoredTree(contents.order, contents.numbers, contents.files), folder)
             clients = {client: Tree(state.get(f"client{client}", {})) for client in range(contents.clients)}
             server = map_tree(_copied, state.get("server", {}))
             return Checkpoint(
-                contents.round, server, clients, contents.origin, contents.rounds_checksum, contents.finished
+                contents.round,
+                server,
+                clients,
+                contents.origin,
+                contents.rounds_checksum,
+                contents.finished,
+                contents.best,
             )
         except (ValueError, AttributeError, TypeError) as error:
             raise InputError(f"The checkpoint in {folder} is damaged or not Graft's: {printable(error)}.") from error
@@ -188,19 +206,24 @@ def _copied(leaf: Any) -> Any:
 
 def read_contents(path: Path) -> Contents:
     """Returns what a checkpoint.json holds, checked against its checksum and its schema."""
+    return read_sealed(path, CONTENTS, FORMAT, "checkpoint")
+
+
+def read_sealed(path: Path, schema: TypeAdapter[Schema], format: str, what: str, *bound_to: str) -> Schema:
+    """Returns what a JSON file of a run holds, checked against its checksum, its format and its schema."""
     sealed = parse_json(read_text(path))
     written = sealed.get("format") if isinstance(sealed, dict) else None
-    if isinstance(written, str) and written.startswith("graft-checkpoint-") and written != FORMAT:
+    if isinstance(written, str) and written.startswith(format.rstrip("0123456789")) and written != format:
         raise InputError(
-            f"The checkpoint in {path.parent} has the format {printable(written)[:40]} of another version of Graft; "
-            f"this one reads {FORMAT}, so go on with that version."
+            f"The {what} in {path.parent} has the format {printable(written)[:40]} of another version of Graft; "
+            f"this one reads {format}, so go on with that version."
         )
-    values = unseal(sealed)
+    values = unseal(sealed, *bound_to)
     try:
-        contents = CONTENTS.validate_json(json.dumps(values))
+        contents = schema.validate_json(json.dumps(values))
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if contents.format != FORMAT:
-        raise ValueError(f"its format is {contents.format!r}, not {FORMAT!r}")
+    if written != format:
+        raise ValueError(f"its format is {written!r}, not {format!r}")
     return contents

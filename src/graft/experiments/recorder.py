@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from graft.errors import InputError, RunError
-from graft.experiments.checkpoints import Checkpoint, Origin
+from graft.experiments.best_files import BestFiles
+from graft.experiments.best_models import RoundModels
+from graft.experiments.checkpoints import Checkpoint, Origin, StoredModels, check_checkpoint
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.state_checks import check_state
 from graft.federation.session import SessionState
+from graft.files import printable
 
 
 class Recorder:
@@ -17,19 +22,37 @@ class Recorder:
 
     def __init__(self, directory: RunDirectory, origin: Origin) -> None:
         self.directory, self.origin = directory, origin
+        self._best = BestFiles(directory.best, origin)
 
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Puts a round on record; it counts when a checkpoint covers it."""
         self.directory.append_round(record)
 
-    def save(self, number: int, state: SessionState, finished: bool = False) -> None:
-        """Writes a checkpoint after a round, or of round 0 before the first."""
+    def save(
+        self, number: int, state: SessionState, best: Mapping[str, RoundModels], *, finished: bool = False
+    ) -> None:
+        """Writes a checkpoint after a round, or of round 0 before the first, and the best models so far."""
         checksum = self.directory.log.checksum
         checkpoint = Checkpoint(number, state.server, state.clients, self.origin, checksum, finished)
         try:
-            self.directory.save(checkpoint)
+            self.directory.save(replace(checkpoint, best=self._write_models(best, checkpoint)))
+            self._best.commit(best, self.directory.experiment_checksum(), checkpointed=True)
         except RunError as error:
             raise RunError(f"{error}{self.last_good()}") from error
+
+    def _write_models(self, best: Mapping[str, RoundModels], checkpoint: Checkpoint) -> dict[str, StoredModels]:
+        try:
+            return self._best.write_models(best)
+        except RunError:
+            check_checkpoint(checkpoint)  # what is wrong with the state of a round comes before what that led to
+            raise
+
+    def save_best(self, best: Mapping[str, RoundModels]) -> None:
+        """Writes the best models of a run that failed, as far as that is possible; its checkpoint stays."""
+        with suppress(RunError, InputError, OSError):
+            self.directory.log.sync()
+            self._best.write_models(best)
+            self._best.commit(best, self.directory.experiment_checksum(), checkpointed=False)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes the result of all rounds."""
@@ -46,6 +69,19 @@ class Recorder:
         except ValueError as error:
             raise InputError(f"The checkpoint in {self.directory.path} is not one of this run: {error}.") from None
         return SessionState(checkpoint.server, checkpoint.clients), self.directory.restore_rounds(checkpoint)
+
+    def restore_best(self, checkpoint: Checkpoint, records: list[dict[str, Any]]) -> dict[str, RoundModels]:
+        """Returns the best models that a checkpoint lists."""
+        try:
+            return self._best.read_models(checkpoint.best, records)
+        except (ValueError, OSError) as error:
+            raise self.damaged_best(error) from None
+
+    def damaged_best(self, error: Exception) -> InputError:
+        """Returns what to say of best models that are not those of this run."""
+        return InputError(
+            f"The best models in {self.directory.best} are damaged or of another run: {printable(error)}."
+        )
 
     def last_good(self) -> str:
         """Returns a sentence about the last checkpoint; empty where there is none."""

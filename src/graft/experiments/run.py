@@ -25,6 +25,7 @@ from graft.engines.loopback import Loopback
 from graft.engines.memory import budget
 from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
+from graft.experiments.best_models import GLOBAL, OWN, BestModels
 from graft.experiments.build import build_federation, build_setup
 from graft.experiments.checkpoints import Checkpoint, Origin
 from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment, own_files
@@ -33,12 +34,13 @@ from graft.experiments.given import Given, describe
 from graft.experiments.recorder import Recorder
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.scores import Scores, describe_clients, describe_run
+from graft.experiments.scores import Scores, describe_clients, describe_run, warn_of_one_class
 from graft.federation.clients import Engine
 from graft.federation.method import Method
 from graft.federation.session import Session
 from graft.federation.setup import Setup
 from graft.files import checksum, explained
+from graft.methods.majority import Majority
 from graft.models import Model
 from graft.tensors.trees import strip_architectures
 
@@ -183,7 +185,8 @@ class Run:
         self.recorder, self.progress = recorder, progress
         if experiment.score == "global" and session.setup.method.shared(session.server) is None:
             raise InputError(f"score is global, but method '{session.setup.name}' has no global model.")
-        self.scores = Scores(*session.count_nodes(), experiment.score)
+        self.scores = Scores(*session.count_nodes(), experiment.score, session.setup.metrics)
+        self.best = BestModels()
         self.finished = False  # whether there are no more rounds to run
 
     def run_rounds(self, begun: float, checkpoint: Checkpoint | None) -> Result:
@@ -191,9 +194,9 @@ class Run:
         if checkpoint is not None:
             self.restore(checkpoint)
         elif self.recorder is not None:
-            self.recorder.save(0, self.session.state())
+            self.recorder.save(0, self.session.state(), self.best.kept)
         setup_seconds = time.perf_counter() - begun
-        with stop_politely() as asked_to_stop:
+        with stop_politely() as asked_to_stop, self.keeping_the_best():
             while not self.finished and self.next_round(asked_to_stop):
                 pass
         state = self.session.state()
@@ -219,11 +222,30 @@ class Run:
         due = experiment.checkpoint_every and number % experiment.checkpoint_every == 0
         if self.recorder is not None:
             self.recorder.add_round(record)
-            if due or self.finished or stopping:
-                self.recorder.save(number, self.session.state(), self.finished)
+        if "validation" in record:
+            self.best.see(self.session, record, self.best_rounds)
+        if self.recorder is not None and (due or self.finished or stopping):
+            self.recorder.save(number, self.session.state(), self.best.kept, finished=self.finished)
         if self.progress is not None:
             self.progress(record)
         return not (self.finished or stopping)
+
+    @contextmanager
+    def keeping_the_best(self) -> Iterator[None]:
+        """Puts the best models on record if a run fails, or is stopped at once."""
+        try:
+            yield
+        except BaseException:
+            if self.recorder is not None:
+                self.recorder.save_best(self.best.kept)
+            raise
+
+    @property
+    def best_rounds(self) -> dict[str, int]:
+        """Returns the round that is the best so far, for each kind of models; 0 where none is."""
+        scores = self.scores
+        picked = scores.best_shared if scores.score == "global" else scores.best
+        return {OWN: picked.round, GLOBAL: scores.best_shared.round}
 
     def round(self, number: int) -> dict[str, Any]:
         """Runs a round and returns its record."""
@@ -243,6 +265,11 @@ class Run:
         state, records = self.recorder.restore(checkpoint, self.session.state())
         self.session.restore(state)
         self.scores.restore(records)
+        kept = self.recorder.restore_best(checkpoint, records)
+        try:
+            self.best.restore(kept, self.session, self.best_rounds)
+        except ValueError as error:
+            raise self.recorder.damaged_best(error) from None
         self.finished = checkpoint.finished
 
     def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
@@ -260,7 +287,17 @@ class Run:
             "peak_memory_bytes": peak_memory(setup.device),
             "device": setup.device.type,
             "threads": torch.get_num_threads(),
+            **({"warnings": warnings} if (warnings := self.warnings()) else {}),
         }
+
+    def warnings(self) -> list[str]:
+        """Returns what a person should know of the models after the last round."""
+        last, scores = self.scores.records[-1], self.scores
+        if "per_client" not in last or isinstance(self.session.setup.method, Majority):
+            return []
+        counted = scores.predicted
+        predicted = self.session.count_predicted(last["round"]) if counted is None else counted
+        return warn_of_one_class(predicted, last["per_client"]["test"], self.federation, self.experiment)
 
 
 @contextmanager

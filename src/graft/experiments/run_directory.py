@@ -1,4 +1,4 @@
-"""The run directory: experiment.toml, rounds.jsonl, result.json, partition.json, checkpoint/ and report.html."""
+"""The run directory: experiment.toml, rounds.jsonl, result.json, partition.json, checkpoint/, best/ and report.html."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from graft.errors import InputError
-from graft.experiments.checkpoints import Checkpoint, load_checkpoint, read_contents, save_checkpoint
+from graft.experiments.best_files import NAME, load_best
+from graft.experiments.best_models import RoundModels
+from graft.experiments.checkpoints import Checkpoint, Origin, load_checkpoint, read_contents, save_checkpoint
 from graft.experiments.free_folder import check_free
-from graft.experiments.record_files import RoundLog, read_result, write_result
+from graft.experiments.record_files import RoundLog, experiment_checksum, read_result, write_result
 from graft.files import Lock, explained, write_text
 
 RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json")
-FOLDERS = ("checkpoint", "checkpoint.old", "checkpoint.new")  # the latter two were left by earlier versions
+FOLDERS = ("best", "checkpoint", "checkpoint.old", "checkpoint.new")  # the last two were left by earlier versions
 
 
 class RunDirectory:
@@ -27,6 +29,7 @@ class RunDirectory:
         self.result = path / "result.json"
         self.report = path / "report.html"
         self.checkpoint = path / "checkpoint"
+        self.best = path / "best"
         self.log = RoundLog(path / "rounds.jsonl", self.experiment)
 
     def lock(self) -> Lock:
@@ -88,6 +91,16 @@ class RunDirectory:
         """Writes a checkpoint in the place of the last one, when the rounds that it covers are on the disk."""
         self.log.sync()
         save_checkpoint(self.checkpoint, checkpoint)
+
+    def read_best(self, records: list[dict[str, Any]]) -> tuple[Origin, dict[str, RoundModels]] | None:
+        """Returns the models of the best round on record, by kind, and where they come from; None where none are."""
+        if not (self.best / NAME).exists():
+            return None
+        return load_best(self.best, records, self.experiment_checksum())
+
+    def experiment_checksum(self) -> str:
+        """Returns a checksum of the settings of the run."""
+        return experiment_checksum(self.experiment)
 
     def load(self) -> Checkpoint | None:
         """Returns the last checkpoint; None for a run that was stopped before it wrote its first."""

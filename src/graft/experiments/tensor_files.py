@@ -1,10 +1,10 @@
-"""Tensors in safetensors files that are known by their content, and checked before anything is made of them."""
+"""Trees in safetensors files that are known by their content, and checked before anything is made of them."""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from graft.files import parse_json, write_bytes
+from graft.tensors.trees import Tree, flatten, unflatten
 
+FILE_BYTES = 256 * 10**6  # about how large a file of tensors may get
 LARGEST_HEADER = 2**27  # bytes; a client takes a few thousand
 DTYPES = {
     "BOOL": torch.bool,
@@ -33,11 +35,51 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of tensors, as the checkpoint lists it."""
+    """One file of tensors, as the JSON file beside it lists it."""
 
     name: str
     size: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class StoredTree:
+    """What a JSON file says of a tree whose tensors are in files."""
+
+    order: list[str]  # the paths of all leaves: safetensors sorts, and order is part of a tree
+    numbers: dict[str, bool | int | float]  # leaves that are no tensors
+    files: list[StoredFile]
+
+
+def write_tree(tree: Any, folder: Path) -> StoredTree:
+    """Writes the tensors of a tree into a folder; returns what is needed to read them back."""
+    files = [write_tensors(tensors, folder) for tensors in in_files(tree)]
+    numbers = {path: leaf for path, leaf in flatten(tree) if not isinstance(leaf, Tensor)}
+    return StoredTree([path for path, _ in flatten(tree)], numbers, files)
+
+
+def read_tree(stored: StoredTree, folder: Path) -> Tree:
+    """Returns the tree that was written, its tensors as `read_tensors` gives them; a `ValueError` if it is damaged."""
+    leaves: dict[str, Any] = dict(stored.numbers)
+    for file in stored.files:
+        leaves |= read_tensors(folder, file)
+    if sorted(leaves) != sorted(stored.order):
+        raise ValueError("its tensors are not those that it lists")
+    return unflatten({path: leaves[path] for path in stored.order})
+
+
+def in_files(tree: Any) -> Iterator[dict[str, Tensor]]:
+    """Yields copies of all tensors, so many at a time that state on disk is never in memory as a whole."""
+    waiting: dict[str, Tensor] = {}
+    size = 0
+    for path, leaf in flatten(tree):
+        if isinstance(leaf, Tensor):
+            waiting[path] = leaf.detach().cpu().contiguous().clone()
+            size += leaf.nbytes
+        if size >= FILE_BYTES:
+            yield waiting
+            waiting, size = {}, 0
+    yield waiting
 
 
 def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> StoredFile:
