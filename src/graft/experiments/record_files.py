@@ -31,6 +31,7 @@ from graft.files import (
 )
 
 Count = Annotated[int, Ge(0)]
+Client = Count | str  # a number, or a name
 Score = float | None
 
 
@@ -66,7 +67,7 @@ class RoundRecord(Record):
     up_bytes: Count
     down_bytes: Count
     peer_bytes: Count
-    participants: list[Count]
+    participants: list[Client]
     details: dict[str, Any]
     seconds: float
     links: dict[str, list[list[float]]] = {}
@@ -89,7 +90,7 @@ class AccuracyTable(Record):
 
 
 class ClientRow(Record):
-    client: Count
+    client: Client
     model: str
     nodes: Count
     edges: Count

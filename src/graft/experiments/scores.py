@@ -34,6 +34,7 @@ class Scores:
     totals: Tensor  # of every client, in each mask
     score: str  # whose validation score picks the best round: personal or global
     metrics: tuple[str, ...] = ACCURACY  # the first is that score
+    names: tuple[str, ...] | None = None  # of the clients; None: their numbers
     traffic: Traffic = field(default_factory=Traffic)
     best: Best = field(init=False)
     best_shared: Best = field(init=False)
@@ -54,7 +55,7 @@ class Scores:
             "round": number,
             "loss": outcome.losses.mean(),
             **{f"{way}_bytes": count for way, count in asdict(facts.traffic).items()},
-            "participants": facts.participants,
+            "participants": [self.names[client] if self.names else client for client in facts.participants],
             "details": {
                 name: value.tolist() if isinstance(value, Tensor) else value for name, value in outcome.details.items()
             },
@@ -185,11 +186,10 @@ def warn_of_one_class(
         nodes, likeliest = int(counts.sum()), int(counts.argmax())
         if nodes < FEWEST_NODES or counts[likeliest] < nodes or accuracy_of_client is None or accuracy_of_client == 1:
             continue
-        name = client if federation.names is None else federation.names[client]
         classes = federation.graph.class_names
         label = likeliest if classes is None else f"'{classes[likeliest]}'"
         what = f"class {label} for all of its {nodes:,} test nodes"
-        cases.append((f"client {name}", what, f"{100 * accuracy_of_client:.1f} %"))
+        cases.append((f"client {federation.client_name(client)}", what, f"{100 * accuracy_of_client:.1f} %"))
     if not cases:
         return []
     if len(cases) == 1:
@@ -218,13 +218,13 @@ def describe_clients(
     """Returns the rows of result.json about each client."""
     return [
         {
-            "client": client,
+            "client": federation.client_name(client),
             "model": models[client % len(models)].name,
             "nodes": graph.nodes,
             "edges": graph.edge_count,
             **accuracies[client],
         }
-        for client, graph in enumerate(federation.clients)
+        for client, graph in enumerate((federation.clean or federation).clients)
     ]
 
 

@@ -79,7 +79,7 @@ def attributes(picture, name):
 
 
 def test_circles_grow_with_the_weight_others_give_and_arrows_with_the_weight_of_the_link():
-    picture = network("round 1", link_weights(LINKS), 3, [0, 1], thickest=0.75, largest=1.25)
+    picture = network("round 1", link_weights(LINKS), range(3), [0, 1], thickest=0.75, largest=1.25)
     radii = attributes(picture, "r")
     assert len(radii) == 3
     assert radii[1] > radii[0] > radii[2]
@@ -93,7 +93,7 @@ def test_circles_grow_with_the_weight_others_give_and_arrows_with_the_weight_of_
 
 @pytest.mark.parametrize("peers", [1, 2, 3, 100])
 def test_peers_stand_inside_the_picture_and_apart(peers):
-    picture = network("round 1", {}, peers, range(peers), thickest=1.0, largest=1.0)
+    picture = network("round 1", {}, range(peers), range(peers), thickest=1.0, largest=1.0)
     places = list(zip(attributes(picture, "cx"), attributes(picture, "cy"), strict=True))
     assert len(places) == peers
     assert all(20 < value < 300 for place in places for value in place)
@@ -116,13 +116,13 @@ def test_rounds_are_first_middle_and_last_unless_asked_for():
     def titles(text):
         return re.findall('aria-label="([^"]+)"', text)
 
-    assert titles(link_networks(rounds, 3)) == ["round 1", "round 50", "round 100"]
-    assert titles(link_networks(rounds[:1], 3)) == ["round 1"]
-    some = link_networks(rounds, 3, [7, 200])
+    assert titles(link_networks(rounds, range(3))) == ["round 1", "round 50", "round 100"]
+    assert titles(link_networks(rounds[:1], range(3))) == ["round 1"]
+    some = link_networks(rounds, range(3), [7, 200])
     assert titles(some) == ["round 7"]
     assert "No links are on record for round 200." in some
     rounds[0]["links"]["mix 2"] = LINKS
-    assert titles(link_networks(rounds, 3, [1])) == ["round 1, mix", "round 1, mix 2"]
+    assert titles(link_networks(rounds, range(3), [1])) == ["round 1, mix", "round 1, mix 2"]
     assert link_networks([{"round": 1}], 3) == ""  # a method with a server
 
 

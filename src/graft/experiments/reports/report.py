@@ -34,6 +34,7 @@ CURVES = {
 
 
 LinkWeights = dict[tuple[int, int], float]  # (to, from) -> weight
+Client = int | str  # a number, or a name
 
 
 def write_report(directory: Path, drawn: Sequence[int] | None = None) -> Path:
@@ -76,7 +77,7 @@ models<br><span class="note">at the round with the best validation {title_of_met
 {"".join(f"<p><b>Note.</b> {escape(warning)}</p>" for warning in result.get("warnings", []))}
 {metric_table(result)}
 {"".join(score_curves(rounds, name) for name in dict.fromkeys((*result.get("metrics", {}), "accuracy")))}
-{link_networks(rounds, result["clients"], drawn)}
+{link_networks(rounds, [row["client"] for row in result["per_client"]], drawn)}
 <h2>Facts</h2>
 {html_table((), facts)}
 <h2>Clients</h2>
@@ -204,7 +205,7 @@ def busiest_peers(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(f"Most that one peer {verb} in a round", readable_bytes(most[field])) for field, verb in verbs.items()]
 
 
-def link_networks(rounds: Sequence[dict[str, Any]], peers: int, drawn: Sequence[int] | None = None) -> str:
+def link_networks(rounds: Sequence[dict[str, Any]], peers: Sequence[Client], drawn: Sequence[int] | None = None) -> str:
     """Returns the links of some rounds as SVG: of the first, the middle and the last one, unless others are asked
     for."""
     linked = {record["round"]: record for record in rounds if record.get("links")}
@@ -255,22 +256,22 @@ def weight_from_others(weights: LinkWeights) -> dict[int, float]:
 def network(
     title: str,
     weights: LinkWeights,
-    peers: int,
-    present: Sequence[int],
+    peers: Sequence[Client],
+    present: Sequence[Client],
     thickest: float,
     largest: float,
     side: int = 320,
 ) -> str:
     """Peers on a circle with arrows along their links, as SVG."""
     around = side / 2 - 34
-    room = min(13.0, 0.45 * 2 * math.pi * around / peers)  # for a circle, so that neighbours do not touch
+    room = min(13.0, 0.45 * 2 * math.pi * around / len(peers))  # for a circle, so that neighbours do not touch
     fine = room / 13  # the more peers, the finer their arrows
     received = weight_from_others(weights)
-    radius = {peer: room * (0.35 + 0.65 * math.sqrt(received.get(peer, 0) / largest)) for peer in range(peers)}
-    turn = 2 * math.pi / peers
+    radius = {peer: room * (0.35 + 0.65 * math.sqrt(received.get(peer, 0) / largest)) for peer in range(len(peers))}
+    turn = 2 * math.pi / len(peers)
     position = {
         peer: complex(side / 2 + around * math.sin(peer * turn), side / 2 - around * math.cos(peer * turn))
-        for peer in range(peers)
+        for peer in range(len(peers))
     }
     arrows: dict[float, list[str]] = defaultdict(list)
     for (to, sender), weight in weights.items():
@@ -281,11 +282,14 @@ def network(
         f'<path d="{"".join(paths)}" stroke-width="{width}" fill="none" stroke="#1f6fb4" stroke-opacity=".5"/>'
         for width, paths in sorted(arrows.items())
     ]
-    font_size = max(6, min(12, round(400 / peers)))
+    font_size = max(6, min(12, round(400 / len(peers))))
     for peer, centre in position.items():
-        heard = [f"{sender} ({weight:.3g})" for (to, sender), weight in weights.items() if to == peer]
-        about = f"peer {peer} hears {', '.join(heard)}" if heard else f"peer {peer} hears nobody"
-        fill = "#1f6fb4" if peer in present else "white"
+        name = escape(str(peers[peer]))
+        heard = [
+            f"{escape(str(peers[sender]))} ({weight:.3g})" for (to, sender), weight in weights.items() if to == peer
+        ]
+        about = f"peer {name} hears {', '.join(heard)}" if heard else f"peer {name} hears nobody"
+        fill = "#1f6fb4" if peers[peer] in present else "white"
         parts.append(
             f'<circle cx="{centre.real:.1f}" cy="{centre.imag:.1f}" r="{radius[peer]:.1f}" fill="{fill}" '
             f'stroke="#1f6fb4"><title>{about}</title></circle>'
@@ -293,7 +297,7 @@ def network(
         label = side * (0.5 + 0.5j) + (centre - side * (0.5 + 0.5j)) * (1 + 22 / around)
         parts.append(
             f'<text x="{label.real:.1f}" y="{label.imag + 4:.1f}" text-anchor="middle" '
-            f'style="font-size:{font_size}px">{peer}</text>'
+            f'style="font-size:{font_size}px">{name}</text>'
         )
     head = f'<text x="4" y="14">{escape(title)}</text>'
     return f'<svg viewBox="0 0 {side} {side}" role="img" aria-label="{escape(title)}">{head}{"".join(parts)}</svg>'
