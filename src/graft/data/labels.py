@@ -35,7 +35,7 @@ def encode_labels(
         raise InputError(f"'{name}' has the label '{printable(foreign)}', which is not one of its class_names.")
     encoded = np.full(len(cells), -1, np.int64)
     encoded[labelled] = np.array([number[cell] for cell in written.tolist()], np.int64)[codes]
-    return encoded.reshape(labels.shape), names
+    return encoded.reshape(labels.shape), names or None
 
 
 def sorted_names(names: Sequence[str]) -> list[str]:

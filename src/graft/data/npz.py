@@ -1,5 +1,6 @@
 """A graph in a .npz file that somebody brought."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from scipy.sparse import csr_array
 from graft.data.arrays import DAMAGED_FILE_ERRORS, DamagedFileError, read_arrays
 from graft.data.graphs import MASKS, Graph, make_graph
 from graft.data.labels import as_text, encode_labels
-from graft.errors import InputError
+from graft.errors import DataWarning, InputError
 
 SPARSE_PARTS = ("x_data", "x_indices", "x_indptr", "x_shape")
 WIDEST = 2**24  # features of a sparse x, of which a file can declare any number
@@ -19,9 +20,10 @@ ALIASES = {  # what an array may be called, its own name first
     "edges": ("edges", "edge_index"),
     "y": ("y",),
     "train": ("train", "train_mask"),
-    "validation": ("validation", "val_mask"),
+    "validation": ("validation", "val_mask", "valid_mask"),
     "test": ("test", "test_mask"),
-    "weights": ("weights", "edge_weight", "edge_attr"),
+    "weights": ("weights", "edge_weight"),
+    "edge_attr": ("edge_attr",),
     "ids": ("ids",),
     "feature_names": ("feature_names",),
     "class_names": ("class_names",),
@@ -53,8 +55,25 @@ def read_npz(path: Path) -> Graph:
         None if class_names is None else len(class_names),
         {name: arrays.get(name) for name in MASKS},
         class_names=class_names,
-        **{name: arrays.get(name) for name in ("ids", "feature_names", "node_times", "weights", "edge_times")},
+        weights=_weights(path, arrays, edges.shape[-1:]),
+        **{name: arrays.get(name) for name in ("ids", "feature_names", "node_times", "edge_times")},
     )
+
+
+def _weights(path: Path, arrays: dict[str, Any], count: tuple[int, ...]) -> NDArray[Any] | None:
+    """Returns the weights, or edge_attr where that is one number an edge; warns of one that is not used."""
+    weights, attributes = arrays.get("weights"), arrays.get("edge_attr")
+    if weights is not None or attributes is None:
+        return weights
+    if attributes.shape in (count, (*count, 1)):
+        return attributes
+    warnings.warn(
+        f"The edge_attr of {path} is not used: it is of shape {attributes.shape}, and an edge can have one number, its "
+        "weight.",
+        DataWarning,
+        stacklevel=3,
+    )
+    return None
 
 
 def _read(path: Path) -> dict[str, Any]:

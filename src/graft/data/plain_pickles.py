@@ -25,6 +25,7 @@ MOST_OTHER_OPERATIONS = 200  # tuples, texts and calls: a sparse matrix takes 50
 MANY = re.compile(rb"(?s:K.|M..|J....|[\](}aeusN]|[qh].|[rj]..[\x00-\x0f]\x00|\x94)*+")
 # True, False, tuples, calls, states; protocol, frame, names.
 OTHER = re.compile(rb"(?s:[)t\x81\x85-\x89\x93Rb]|\x80[\x02-\x04]|\x95.{8}|c[\w.]+\n\w+\n)")
+LONGEST_OPERATION = 9  # bytes, without texts and names
 TEXTS = {b"U": 1, b"C": 1, b"\x8c": 1, b"T": 4, b"X": 4, b"B": 4}  # bytes of the length before a text
 OPCODES = {opcode.code.encode("latin1"): opcode.name for opcode in pickletools.opcodes}
 DTYPE = re.compile(r"[iuf][1248]|b1")
@@ -53,12 +54,13 @@ def _check_operations(content: bytes) -> None:
         if operation in TEXTS:
             start = position + 1 + TEXTS[operation]
             position = start + int.from_bytes(content[position + 1 : start], "little")
-        elif OTHER.match(content, position):
-            position = _end(OTHER, content, position)
-        elif len(content) - position > 8:  # bytes of the longest operation
-            raise _refusal(f"the operation {OPCODES.get(operation, repr(operation))}")
-        if position >= len(content):
+            continue
+        end = _end(OTHER, content, position)
+        if end == position:
+            if len(content) - position > LONGEST_OPERATION:
+                raise _refusal(f"the operation {OPCODES.get(operation, repr(operation))}")
             raise DamagedFileError("it breaks off")
+        position = end
     raise _refusal(f"over {MOST_OTHER_OPERATIONS} tuples, texts and calls")
 
 
@@ -115,6 +117,16 @@ class _Csr:
         return matrix
 
 
+class _Bytes(bytes):
+    """What stands for the way in which Python 3 writes bytes by protocol 2."""
+
+    def __new__(cls, text: str, _: object) -> "_Bytes":
+        return super().__new__(cls, text.encode("latin1"))
+
+    def __setstate__(self, state: object) -> None:
+        raise DamagedFileError("bytes have a state")
+
+
 class _Neighbours(dict[Any, Any]):
     """What stands for a `defaultdict(list)`."""
 
@@ -132,6 +144,7 @@ STAND_INS: dict[str, Any] = {
     "numpy.dtype": _Dtype,
     "scipy.sparse.csr.csr_matrix": _Csr,
     "scipy.sparse._csr.csr_matrix": _Csr,
+    "_codecs.encode": _Bytes,
     "collections.defaultdict": _Neighbours,
     "__builtin__.list": "list",
     "builtins.list": "list",
