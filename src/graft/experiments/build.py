@@ -17,7 +17,7 @@ from graft.federation.metric_names import check_positive, parse_metrics
 from graft.federation.setup import Setup
 from graft.federation.topologies import Topology
 from graft.methods import METHODS
-from graft.models import assign_models
+from graft.models import Model, assign_models
 from graft.options import split_options
 
 
@@ -42,19 +42,7 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
     """Returns what an engine needs: a graph and an architecture a client, and the method they follow."""
     placement = method.place(federation)
     graphs = placement.graphs
-    assigned = assign_models(
-        method.architecture or (experiment.models if models is None else models),
-        len(graphs),
-        federation.graph.features,
-        federation.graph.classes,
-        width=experiment.width,
-        dropout=experiment.dropout,
-        head=experiment.head,
-        seed=experiment.seed,
-    )
-    if method.one_model and len(set(assigned)) > 1:
-        names = ", ".join(dict.fromkeys(model.name for model in assigned))
-        raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
+    shape = federation.graph.features, federation.graph.classes
     check_batches(experiment.batches, method, graphs, federation.names)
     metrics = parse_metrics(experiment.metric)
     check_positive(metrics, federation.graph.classes, federation.positive)
@@ -62,7 +50,7 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         method=method,
         name=name_of(method),
         graphs=graphs,
-        models=list(map(method.model, assigned)),
+        models=build_models(experiment, method, len(graphs), *shape, models),
         training=experiment.training,
         width=experiment.width,
         dropout=experiment.dropout,
@@ -79,6 +67,26 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         metrics=metrics,
         positive=federation.positive,
     )
+
+
+def build_models(
+    experiment: Experiment, method: Method, clients: int, features: int, classes: int, models: Any = None
+) -> list[Model]:
+    """Returns the architecture of every client."""
+    assigned = assign_models(
+        method.architecture or (experiment.models if models is None else models),
+        clients,
+        features,
+        classes,
+        width=experiment.width,
+        dropout=experiment.dropout,
+        head=experiment.head,
+        seed=experiment.seed,
+    )
+    if method.one_model and len(set(assigned)) > 1:
+        names = ", ".join(dict.fromkeys(model.name for model in assigned))
+        raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
+    return list(map(method.model, assigned))
 
 
 def check_batches(batches: int, method: Method, graphs: list[Graph], names: Sequence[str] | None) -> None:
