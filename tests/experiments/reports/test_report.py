@@ -123,13 +123,13 @@ def test_rounds_are_first_middle_and_last_unless_asked_for():
     assert "No links are on record for round 200." in some
     rounds[0]["links"]["mix 2"] = LINKS
     assert titles(link_networks(rounds, range(3), [1])) == ["round 1, mix", "round 1, mix 2"]
-    assert link_networks([{"round": 1}], 3) == ""  # a method with a server
+    assert link_networks([{"round": 1}], range(3)) == ""  # a method with a server
 
 
 def test_one_scale_serves_all_rounds():
     strong, weak = ([[0, 1, weight], [1, 1, 1.0]] for weight in (1.0, 0.1))
     rounds = [{"round": n, "links": {"mix": links}, "participants": [0, 1]} for n, links in ((1, strong), (2, weak))]
-    both = attributes(link_networks(rounds, 2), "stroke-width")
+    both = attributes(link_networks(rounds, range(2)), "stroke-width")
     assert both == [3.0, 0.7]
 
 
