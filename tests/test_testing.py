@@ -16,7 +16,7 @@ from graft.federation.reveals import MODEL, Reveals
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedomd import FedOMD
-from graft.tensors.trees import Tree, map_tree
+from graft.tensors.trees import Tree, map_tree, unsqueeze_to
 from graft.testing import ContractError, capture, check_method, claims, contract, leaks, wire
 from graft.testing.raw_data import find_raw_data
 from graft.testing.toy import toy_graph
@@ -169,6 +169,31 @@ class DividesByLabels(FedAvg):
         return super().loss(fleet, weights, received) * labelled / labelled
 
 
+class ForgetsItsModelWithoutLabels(FedAvg):
+    """A client without labels that divides its model by what it learnt from."""
+
+    @step
+    def train(self, fleet, model):
+        reply = super().train(fleet, model)
+        labelled = fleet.labels.masks[:, 0].sum(1)
+        fleet.state.model = map_tree(lambda leaf: leaf * unsqueeze_to(labelled / labelled, leaf), fleet.state.model)
+        return reply
+
+
+class DividesByWholeNumbersOfNeighbours(FedAvg):
+    def loss(self, fleet, weights, received):
+        smallest = fleet.graph.degree.where(fleet.graph.degree > 0, torch.inf).amin(1).floor()
+        return super().loss(fleet, weights, received) * smallest / smallest
+
+
+class ScalesByTheLargestWeight(FedAvg):
+    """Of all clients in the fleet, and so of others."""
+
+    def loss(self, fleet, weights, received):
+        values = fleet.graph.neighbours.values
+        return super().loss(fleet, weights, received) * (1 if values is None else 1 + values.max())
+
+
 class BreaksTwo(ForgetsItsBounds, DividesByEdges):
     pass
 
@@ -216,6 +241,9 @@ BROKEN = [
     (contract.a_federation_of_one_trains, TrainsInCompanyOnly, "a client alone does not train"),
     (contract.a_client_without_edges_is_fine, DividesByEdges, "no longer a finite number"),
     (contract.a_client_without_labels_is_fine, DividesByLabels, "no longer a finite number"),
+    (contract.a_client_without_labels_is_fine, ForgetsItsModelWithoutLabels, "of client 1 is not finite"),
+    (contract.weights_of_edges_are_fine, DividesByWholeNumbersOfNeighbours, "no longer a finite number"),
+    (contract.weights_of_edges_are_fine, ScalesByTheLargestWeight, "in a fleet where edges have weights"),
     pytest.param(capture.rounds_are_captured_as_declared, CountsInPython, "changes a cache", marks=needs_gpu),
     pytest.param(capture.rounds_are_captured_as_declared, WaitsForTheDevice, "not captured", marks=needs_gpu),
     pytest.param(capture.rounds_are_captured_as_declared, DoesNotKnowThatItCould, "could be", marks=needs_gpu),

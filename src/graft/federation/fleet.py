@@ -19,7 +19,7 @@ from graft.graphs.node_subset import gather_nodes
 from graft.models.architecture import LayeredModel, Model, Output
 from graft.models.heterogeneous import Heterogeneous
 from graft.tensors.randomness import SeedBuffer, Stream, index_tensor, seed_for, streams
-from graft.tensors.trees import Owners, Tree, Weights, broadcast_tree
+from graft.tensors.trees import Owners, Tree, Weights, broadcast_tree, map_tree, unsqueeze_to
 from graft.training.loop import Part, Turn, fit
 from graft.training.losses import focal, log_softmax
 from graft.training.optimizers import Training
@@ -102,13 +102,24 @@ class Fleet:
 
     @property
     def weight(self) -> Tensor:
-        """Returns each client's vote in an average, as the experiment sets it."""
+        """Returns each client's vote in an average, as the experiment sets it; 0 without anything to train on."""
         votes: dict[str, Callable[[], Tensor]] = {
             "nodes": lambda: self.size,
             "train": lambda: self.labels.masks[:, 0].sum(1),
             "uniform": lambda: torch.ones_like(self.size),
         }
-        return votes[self.training.weight_by]()
+        return self.labelled_only(votes[self.training.weight_by]())
+
+    def labelled_only(self, values: Tensor) -> Tensor:
+        """Returns one number a client, 0 for a client without a training node: it has learnt nothing from labels."""
+        return values * (self.labels.class_counts.sum(1) > 0) if self.data.may_lack_labels else values
+
+    def trained_by_labels(self, trained: Weights, before: Weights) -> Weights:
+        """Returns trained weights, and those of before for a client without a training node."""
+        if not self.data.may_lack_labels:
+            return trained
+        labelled = self.labels.class_counts.sum(1) > 0
+        return map_tree(lambda new, old: torch.where(unsqueeze_to(labelled, new), new, old), trained, before)
 
     def on(self, data: FleetData) -> Fleet:
         """Returns the same clients with other data: a batch of their nodes, or what they are scored on."""
@@ -195,14 +206,14 @@ class Fleet:
         return fitted.weights
 
     def _full_batch(self, epoch: int) -> list[Turn]:  # noqa: ARG002
-        return [Turn(self)]
+        return [Turn(self, self.data.without_labels)]
 
     def _batches(self, epoch: int) -> Iterator[Turn]:
         """Yields a view of every batch; each epoch has an order of its own, the same in every round, since a captured
         step must not change."""
         batches = self.cut_batches()
         for index in np.random.default_rng(seed_for(self.seed, "batches", epoch)).permutation(len(batches)):
-            yield Turn(self.on(batches[index]), batches[index].may_lack_labels)
+            yield Turn(self.on(batches[index]), batches[index].without_labels)
 
     def at_nodes(self, values: Tensor) -> Tensor:
         """Returns, out of values of all nodes [clients, nodes, ...], those of this view's nodes: in a batch, some."""

@@ -15,6 +15,7 @@ from graft.data.graphs import Graph, cut
 from graft.data.partitions import partition
 from graft.graphs.fleet_graph import FleetGraph, build_fleet_graph
 from graft.graphs.node_subset import NodeSubset
+from graft.tensors.randomness import index_tensor
 from graft.tensors.sparse import padded_size
 
 
@@ -78,15 +79,29 @@ class FleetData:
     graph: FleetGraph
     labels: Labels
     nodes: Tensor | None = None  # int64 [clients, nodes]: in a batch, which node of the client each one is
-    may_lack_labels: bool = False  # in a batch, whether a client may have no training node in it
+    lacking: tuple[bool, ...] = ()  # which clients have no training node in it; empty: none of them
     source: tuple[FleetData, list[int]] | None = None  # what this was selected from, and which clients
 
     def select(self, chosen: list[int]) -> FleetData:
         """Returns the data of some clients."""
         nodes = None if self.nodes is None else self.nodes[chosen]
         return FleetData(
-            self.graph.select(chosen), self.labels.select(chosen), nodes, self.may_lack_labels, source=(self, chosen)
+            self.graph.select(chosen),
+            self.labels.select(chosen),
+            nodes,
+            tuple(self.lacking[client] for client in chosen) if self.lacking else (),
+            source=(self, chosen),
         )
+
+    @property
+    def may_lack_labels(self) -> bool:
+        """Returns whether some client has no training node in it."""
+        return any(self.lacking)
+
+    @property
+    def without_labels(self) -> Tensor | None:
+        """Returns which clients have no training node in it, bool [clients]; None where all have."""
+        return index_tensor(self.lacking, self.labels.classes.device) if self.may_lack_labels else None
 
     @cached_property
     def train_subset(self) -> NodeSubset:
@@ -114,7 +129,8 @@ def build_data(graphs: Sequence[Graph], device: torch.device, membership: np.nda
         owner[0, : len(membership)] = torch.from_numpy(membership)
     pooled_clients = 1 if membership is None else int(membership.max()) + 1
     counts = count_classes(graphs, device)
-    return FleetData(graph, Labels(classes.to(device), masks.to(device), owner.to(device), pooled_clients, counts))
+    labels = Labels(classes.to(device), masks.to(device), owner.to(device), pooled_clients, counts)
+    return FleetData(graph, labels, lacking=tuple(data.train is None or not data.train.any() for data in graphs))
 
 
 def count_classes(graphs: Sequence[Graph], device: torch.device) -> Tensor:
@@ -142,7 +158,5 @@ def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.
         nodes = torch.zeros(len(graphs), data.graph.nodes, dtype=torch.int64)
         for client, membership in enumerate(clusters):
             nodes[client, : batch_graphs[client].nodes] = torch.from_numpy(np.flatnonzero(membership == batch))
-        may_lack_labels = not all(part.train is not None and part.train.any() for part in batch_graphs)
-        labels = replace(data.labels, class_counts=counts)
-        batches.append(FleetData(data.graph, labels, nodes.to(device), may_lack_labels))
+        batches.append(replace(data, labels=replace(data.labels, class_counts=counts), nodes=nodes.to(device)))
     return batches

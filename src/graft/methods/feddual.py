@@ -15,7 +15,7 @@ from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
 from graft.federation.reveals import MODEL, VOTE
 from graft.federation.topologies import Topology
-from graft.tensors.trees import Tree, add_update, difference, inner_product, map_tree, unsqueeze_to
+from graft.tensors.trees import Tree, add_update, difference, inner_product, map_tree, shares_among, unsqueeze_to
 
 if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
@@ -62,9 +62,9 @@ class FedDual(PeerMethod):
     @step
     def merge(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
         """Take the mean with the partner; a peer without one keeps its model."""
-        votes = (inbox.links != 0) * inbox.sent.vote
-        fleet.state.vote = votes.sum(1)
-        fleet.state.model = mix_models(inbox.sent.model, votes / fleet.state.vote.unsqueeze(1))
+        heard, votes = inbox.links != 0, inbox.sent.vote
+        fleet.state.vote = (heard * votes).sum(1)
+        fleet.state.model = mix_models(inbox.sent.model, shares_among(votes, heard))
         return {}
 
     def hidden(self, fleet: Fleet) -> Tree:

@@ -65,7 +65,9 @@ class FedGTA(Method):
         fleet.state.model = fleet.fit(model, lambda weights, batch: self.loss(batch, weights))
         sharp, soft = self.smoothed(fleet, fleet.predict(fleet.state.model).logits)
         return Tree(
-            model=fleet.state.model, moments=self.fingerprint(fleet, sharp), confidence=self.confidence(fleet, soft)
+            model=fleet.state.model,
+            moments=self.fingerprint(fleet, sharp),
+            confidence=fleet.labelled_only(self.confidence(fleet, soft)),
         )
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:

@@ -58,7 +58,8 @@ class FML(Method):
         )
         fleet.state.model = pair.local
         vote = Tree() if self.weighting == "uniform" else Tree(weight=fleet.weight)
-        return Tree(meme=pair.meme, **vote)
+        # All memes count alike, so a client without labels, whose own model has nothing to teach, sends it back.
+        return Tree(meme=fleet.trained_by_labels(pair.meme, meme), **vote)
 
     def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
         """Returns the losses of the local model and of the meme."""

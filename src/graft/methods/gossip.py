@@ -14,7 +14,7 @@ from torch.nn import functional
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, mix_models
 from graft.federation.reveals import MODEL, RANDOM_LINKS, VOTE
-from graft.tensors.trees import Tree, flatten, trainable, unflatten
+from graft.tensors.trees import Tree, flatten, shares_among, trainable, unflatten
 
 if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
@@ -58,8 +58,7 @@ class Gossip(PeerMethod):
         """Take the weighted mean of each segment over its sources and the peer itself."""
         votes = inbox.sent.vote[0].T  # [segments, senders]
         heard = inbox.links != 0
-        weights = (heard if heard.dim() == 3 else heard.unsqueeze(1)) * votes
-        shares = weights / weights.sum(2, keepdim=True)
+        shares = shares_among(votes, heard if heard.dim() == 3 else heard.unsqueeze(1))
         vector = mix_models({"segments": inbox.sent.segments}, shares).segments.flatten(1)
         model, offset = dict(flatten(fleet.state.trained)), 0
         for path, leaf in flatten(trainable(fleet.state.trained, fleet.model.frozen)):

@@ -102,7 +102,7 @@ def nothing(model: Weights, frozen: frozenset[str]) -> Tree:
 
 
 def votes(fleet: Fleet, average: Average) -> Tensor:
-    return fleet.weight if average == "votes" else torch.ones_like(fleet.size)
+    return fleet.weight if average == "votes" else fleet.labelled_only(torch.ones_like(fleet.size))
 
 
 def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weights) -> Tree:

@@ -125,7 +125,7 @@ def strip_architectures(tree: Tree) -> Tree:
 
 def weighted_mean(models: Any, weights: Tensor) -> Any:
     """Returns the mean of stacked models over the client axis; integer leaves are the first client's."""
-    shares = weights.double() / weights.sum()
+    shares = vote_shares(weights)
 
     def mean(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
@@ -134,6 +134,20 @@ def weighted_mean(models: Any, weights: Tensor) -> Any:
         return averaged
 
     return map_tree(mean, models)
+
+
+def vote_shares(votes: Tensor) -> Tensor:
+    """Returns the shares of clients in a mean, from a vote of each; all are equal where nobody has a vote."""
+    total = votes.sum()
+    return torch.where(total > 0, votes.double() / total, 1 / len(votes))
+
+
+def shares_among(votes: Tensor, heard: Tensor) -> Tensor:
+    """Returns the shares of those that are heard, bool [..., clients], in as many means; all that are heard have equal
+    ones where none of them has a vote."""
+    weights = heard * votes
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total, heard / heard.sum(-1, keepdim=True).clamp(min=1))
 
 
 def trainable(weights: Weights, frozen: frozenset[str]) -> Tree:

@@ -25,6 +25,7 @@ CLAIMS = (
     contract.a_federation_of_one_trains,
     contract.a_client_without_edges_is_fine,
     contract.a_client_without_labels_is_fine,
+    contract.weights_of_edges_are_fine,
 )
 GPU_CLAIMS = (capture.rounds_are_captured_as_declared, capture.a_gpu_gives_what_a_cpu_gives)
 

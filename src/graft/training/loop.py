@@ -29,7 +29,7 @@ class Turn(NamedTuple):
     """One step of an epoch: what the losses are given as their batch."""
 
     batch: Any
-    may_lack_labels: bool = False  # whether some client may have no training node in it
+    without_labels: Tensor | None = None  # bool [clients]: who has no training node in it; None: nobody
 
 
 class Fitted(NamedTuple):
@@ -99,7 +99,8 @@ class _Model:
             if self._training.clip:
                 used = clip_gradients(used, self._training.clip, self._owners)
             update = self._optimizer.update
-            update = skip_without_gradient(update) if turn.may_lack_labels else update
+            if turn.without_labels is not None:
+                update = skip_without_gradient(update, turn.without_labels)
             update(self._trained, used, self._flat_state, self._training, self._owners)
         return losses.detach()
 

@@ -145,15 +145,15 @@ def check_shape(path: str, leaf: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"the optimiser's state '{path}' has the shape {tuple(leaf.shape)}, not {tuple(shape)}")
 
 
-def skip_without_gradient(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an update that leaves a client as it is, moments included, where its gradient is zero.
+def skip_without_gradient(update: Callable[..., Any], without_labels: Tensor) -> Callable[..., Any]:
+    """Returns an update that leaves a client without labels as it is, moments included, where its gradient is zero.
 
     Without this, momentum and weight decay would still move the client, and Adam takes full steps after either.
     """
 
     def guarded(trained: Flat, gradients: Flat, state: Flat, training: Training, owners: Owners) -> None:
         nonzero = {path: leaf.reshape(len(leaf), -1).any(1) for path, leaf in gradients.items()}
-        has_gradient = per_client(nonzero, owners).any(0)
+        has_gradient = per_client(nonzero, owners).any(0) | ~without_labels
         changing = [*trained.items(), *state.items()]
         before = [leaf.clone() for _, leaf in changing]
         update(trained, gradients, state, training, owners)

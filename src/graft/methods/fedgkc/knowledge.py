@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from graft.tensors.trees import vote_shares
 from graft.training.losses import mean_over
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def knowledge_of(method: FedGKC, graph: FleetGraph, probabilities: Tensor) -> tu
 
 def aggregation_shares(sizes: Tensor, knowledge: Tensor) -> Shares:
     """Returns shares halfway between a client's volume and its share in the knowledge of all."""
-    volume = sizes.double() / sizes.sum()
+    volume = vote_shares(sizes)
     positive = knowledge.double().clamp(min=0)  # Eq. 8 goes negative for a near-uniform copilot
     usable = positive.sum() > 1e-8
     by_knowledge = torch.where(usable, positive / positive.sum().clamp(min=1e-8), volume)

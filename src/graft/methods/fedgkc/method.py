@@ -145,10 +145,10 @@ class FedGKC(Method):
         strength, clarity = self.knowledge(fleet, trained.copilot, logits)
         return Tree(
             copilot=trained.copilot,
-            size=fleet.size,
+            size=fleet.labelled_only(fleet.size),
             strength=strength,
             clarity=clarity,
-            knowledge=strength + clarity,
+            knowledge=fleet.labelled_only(strength + clarity),
             terms=sizes,
         )
 

@@ -99,7 +99,8 @@ class FedKD(Method):
             lambda pair, batch: torch.add(*self.losses(batch, pair)),
             frozen=frozenset(f"mentor/{path}" for path in fleet.model.frozen),
         )
-        state.change = map_tree(torch.sub, pair.mentee, state.mentee)
+        # All updates count alike; that of a client without labels, whose mentor has nothing to teach, is zero.
+        state.change = map_tree(torch.sub, fleet.trained_by_labels(pair.mentee, state.mentee), state.mentee)
         state.model, state.projection = pair.mentor, pair.projection
         return Tree()
 

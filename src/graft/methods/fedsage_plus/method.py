@@ -109,7 +109,7 @@ class FedSagePlus(FedAvg):
         self.aggregate(server, clients, clients.ask(self.train, server.state.model))
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
-        server.state.model = weighted_mean(replies.model, torch.ones_like(replies.weight))
+        server.state.model = weighted_mean(replies.model, (replies.weight > 0).to(replies.weight))
 
     def learn_together(self, clients: Clients, new: Clients) -> None:
         """Let every client judge what newcomers generate, and send each newcomer the sum of the gradients of others."""
