@@ -60,7 +60,7 @@ def read_npz(path: Path) -> Graph:
     )
 
 
-def _weights(path: Path, arrays: dict[str, Any], count: tuple[int, ...]) -> NDArray[Any] | None:
+def _weights(path: Path, arrays: dict[str, NDArray[Any]], count: tuple[int, ...]) -> NDArray[Any] | None:
     """Returns the weights, or edge_attr where that is one number an edge; warns of one that is not used."""
     weights, attributes = arrays.get("weights"), arrays.get("edge_attr")
     if weights is not None or attributes is None:
