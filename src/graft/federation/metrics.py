@@ -121,8 +121,8 @@ def balanced_accuracy(confusion: Ints, positive: int | None) -> float:  # noqa: 
     from sklearn.metrics import balanced_accuracy_score
 
     true, predicted, counts = cells(confusion)
-    with warnings.catch_warnings():  # about classes that are predicted and do not occur, which is no mistake
-        warnings.filterwarnings("ignore", message="y_pred contains classes not in y_true")
+    with warnings.catch_warnings():  # about classes that do not occur, which is no mistake
+        warnings.simplefilter("ignore", UserWarning)
         return float(balanced_accuracy_score(true, predicted, sample_weight=counts)) if len(counts) else np.nan
 
 
@@ -232,7 +232,10 @@ def measure(fleet: Fleet, logits: Tensor) -> Tree:
     """
     labels = fleet.labels
     probabilities = logits.detach()[0].double().softmax(1).cpu().numpy()
-    classes, masks, owners = (part[0].cpu().numpy() for part in (labels.classes, labels.masks, labels.membership))
+    classes, masks, owners = (
+        part[0, ..., : len(probabilities)].cpu().numpy()  # a method may give none for padding
+        for part in (labels.classes, labels.masks, labels.membership)
+    )
     if not np.isfinite(probabilities).all():  # a model that diverged has no metrics
         masks = np.zeros_like(masks)
     with cheap_checks(fleet.metrics):
