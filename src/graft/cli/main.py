@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from graft import __version__
+from graft.cli.check import check
 from graft.cli.check_method import check_method
 from graft.cli.console import guarded, say
 from graft.cli.example import example
@@ -43,7 +44,7 @@ def options(
 
 
 app.command(cls=ManyValues)(guarded(run))
-for command in (example, resume, report, partition, reproduce):
+for command in (example, resume, report, partition, check, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))

@@ -44,7 +44,7 @@ def agree(tables: Sequence[NodeTable], names: Sequence[str], scaling: str) -> Ag
     """Returns one encoding for all tables; where `scaling` is local, no category leaves a client."""
     problems = disagreements(tables, names)
     if problems:
-        raise InputError(_describe(problems))
+        raise InputError(describe(problems))
     notes: list[str] = []
     kinds = _feature_kinds(tables, notes)
     shared = scaling == "federated" or len(tables) == 1
@@ -65,7 +65,8 @@ def _all_of(names: Sequence[str]) -> str:
     return f"The table of '{names[0]}' has" if len(names) == 1 else f"The tables of {', '.join(names)} have"
 
 
-def _describe(problems: Sequence[Problem]) -> str:
+def describe(problems: Sequence[Problem]) -> str:
+    """Returns one sentence for one problem, and a list below a sentence for several."""
     lines = "\n".join(f"  {problem}" for problem in problems[:20])
     rest = f"\n  ... and {len(problems) - 20} more" * (len(problems) > 20)
     return (

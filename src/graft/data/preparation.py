@@ -26,6 +26,7 @@ from graft.data.tables.classes import class_spelling
 from graft.errors import InputError
 
 SCALINGS = ("local", "federated")
+FEATURES = ("auto", "raw", "row", "l2", "standard")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,8 @@ class Encoded:
     exchange: Exchange
     class_names: tuple[str, ...] | None
     positive: str | None = None  # the class of interest, if there is one
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a person should know of each table
+    agreement_notes: list[str] = field(default_factory=list)  # and of columns that were left out everywhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +87,11 @@ def encode(sources: Sequence[Source], names: Sequence[str], scaling: str = "loca
         raise InputError(f"There is no scaling '{scaling}'; choose one of {', '.join(SCALINGS)}.")
     tables = {name: source for name, source in zip(names, sources, strict=True) if isinstance(source, NodeTable)}
     encodings: dict[str, Encoding] = {}
-    exchange, notes = Exchange(), [note for table in tables.values() for note in table.notes]
+    exchange, agreement_notes = Exchange(), list[str]()
     if tables:
         agreement = agree(list(tables.values()), list(tables), scaling)
         encodings = dict(zip(tables, agreement.encodings, strict=True))
-        exchange, notes = _everyone(agreement.exchange, names, list(tables)), notes + agreement.notes
+        exchange, agreement_notes = _everyone(agreement.exchange, names, list(tables)), agreement.notes
     class_names, labels = agree_on_classes(sources)
     if len(sources) > 1:
         exchange += _class_exchange(sources, class_names)
@@ -104,7 +106,9 @@ def encode(sources: Sequence[Source], names: Sequence[str], scaling: str = "loca
     if feature_names is not None:
         graphs = [replace(graph, feature_names=feature_names) for graph in graphs]
     positive = find_positive((table.schema.positive for table in tables.values()), class_names)
-    return Encoded(graphs, [encodings.get(name) for name in names], exchange, class_names, positive, notes)
+    notes = [note for table in tables.values() for note in table.notes]
+    found = [encodings.get(name) for name in names]
+    return Encoded(graphs, found, exchange, class_names, positive, notes, agreement_notes)
 
 
 def _everyone(exchange: Exchange, names: Sequence[str], tables: Sequence[str]) -> Exchange:
@@ -178,6 +182,8 @@ def scale(
 
 def resolve_features(features: str, encodings: Sequence[Encoding | None] | None) -> str:
     """Returns what auto means: standard for what came from tables, raw otherwise."""
+    if features not in FEATURES:
+        raise InputError(f"There is no feature normalisation '{features}'; choose one of {', '.join(FEATURES)}.")
     if features != "auto":
         return features
     return "standard" if any(encoding is not None for encoding in encodings or ()) else "raw"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -94,6 +95,18 @@ class Schema:
         given = {key: value for key, value in edges.items() if value is not None}
         return content | ({"edges": given} if given else {})
 
+    def to_toml(self) -> str:
+        """Returns the tables [schema] and [schema.edges] of a data file."""
+        content = self.to_dict()
+        edges = content.pop("edges", {})
+        tables = {"schema": content, "schema.edges": edges}
+        texts = [
+            "".join([f"[{name}]\n", *(f"{key} = {_toml(value)}\n" for key, value in table.items())])
+            for name, table in tables.items()
+            if table
+        ]
+        return "\n".join(texts)
+
     def without_files(self) -> Schema:
         """Returns the schema without the names of files, for tables that are called otherwise."""
         return replace(self, nodes=None, edges=None)
@@ -101,6 +114,14 @@ class Schema:
 
 _OF_EDGES = ("edges", "source", "target", "directed", "edge_time", "edge_weight")
 _SPECIAL = (*_OF_EDGES, "categorical", "categories", "date", "date_formats")
+
+
+def _toml(value: Any) -> str:
+    """Returns a value as TOML in one line."""
+    if isinstance(value, Mapping):
+        entries = (f"{json.dumps(key, ensure_ascii=False)} = {_toml(entry)}" for key, entry in value.items())
+        return f"{{ {', '.join(entries)} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _declared_columns(key: str, names: tuple[str, ...], details: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def read_columns(sheet: Sheet, schema: Schema, problems: Problems, notes: list[s
         kind = schema.kind_of(name)
         if kind == "ignored" or (name in reserved and kind is None):
             continue
-        cells = without_missing(sheet.frame[name], schema.missing_cells)
+        cells = without_missing(sheet[name], schema.missing_cells)
         columns[name] = READERS[kind](sheet, name, cells, schema, problems)
     text = [name for name, column in columns.items() if column.kind == "text"]
     if text:

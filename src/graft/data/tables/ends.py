@@ -33,9 +33,9 @@ def read_edges(
     positions = positions.drop_nulls().unique("end", keep="first")
     names = (str(schema.source), str(schema.target))
     found = [_positions(edges, name, positions, notes) for name in names]
-    unknown = np.zeros(edges.frame.height, bool)
+    unknown = np.zeros(edges.rows, bool)
     for name, position in zip(names, found, strict=True):
-        cells = edges.frame[name]
+        cells = edges[name]
         lost = position.is_null()
         unknown |= np.asarray(lost.to_numpy(), dtype=bool)
         if schema.unknown_nodes == "refuse" and lost.any():
@@ -56,7 +56,7 @@ def read_edges(
 
 
 def _positions(edges: Sheet, column: str, positions: pl.DataFrame, notes: list[str]) -> pl.Series:
-    ends = edges.frame.select(pl.col(column).alias("end"))
+    ends = edges[column].to_frame("end")
     joined = _join(ends, positions)
     lost = joined.is_null() & ends["end"].is_not_null()
     if lost.any() and ends["end"].filter(lost).str.contains(FLOAT_TAIL).all():

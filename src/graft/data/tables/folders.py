@@ -85,7 +85,7 @@ def _share_of_known_ends(nodes: Sheet, edges: Sheet, schema: Schema) -> float:
         source, target = ends_by_values(nodes, edges, id_, source, target)
     if source not in edges.columns or target not in edges.columns:
         return 0.0
-    ids = nodes.frame[id_].drop_nulls().unique().implode()
-    values = [edges.frame[name].head(SAMPLE).drop_nulls() for name in (source, target)]
+    ids = nodes[id_].drop_nulls().unique().implode()
+    values = [edges[name].head(SAMPLE).drop_nulls() for name in (source, target)]
     shares = [int(column.is_in(ids).sum()) / len(column) for column in values if len(column)]
     return min(shares, default=0.0) + 1e-3  # that both ends exist counts for something, even with wrong values

@@ -118,14 +118,14 @@ def id_column(nodes: Sheet, edges: Sheet, ends: list[str]) -> str | None:
     stems = (f"{stem}_id", f"{stem.removesuffix('s')}_id", stem.removesuffix("s"))
     named = [name for name in ("id", *stems, *ID_NAMES) if name in nodes.columns]
     # A column called user may well be a category; one that identifies nodes hardly repeats itself.
-    mostly_unique = [name for name in named if 2 * nodes.frame[name].n_unique() > nodes.frame.height]
+    mostly_unique = [name for name in named if 2 * nodes[name].n_unique() > nodes.rows]
     if mostly_unique or "id" in named:
         return mostly_unique[0] if mostly_unique else "id"
-    unique = [name for name in nodes.columns if _is_unique(nodes.frame[name])]
+    unique = [name for name in nodes.columns if _is_unique(nodes[name])]
     if not unique:
         return None
-    used = pl.concat([edges.frame[name].head(SAMPLE) for name in ends or edges.columns]).unique().drop_nulls()
-    return max(unique, key=lambda name: used.is_in(nodes.frame[name].implode()).sum()) if len(used) else unique[0]
+    used = pl.concat([edges[name].head(SAMPLE) for name in ends or edges.columns]).unique().drop_nulls()
+    return max(unique, key=lambda name: used.is_in(nodes[name].implode()).sum()) if len(used) else unique[0]
 
 
 def _is_unique(values: pl.Series) -> bool:
@@ -136,10 +136,10 @@ def ends_by_values(
     nodes: Sheet, edges: Sheet, id_: str, source: str | None, target: str | None
 ) -> tuple[str | None, str | None]:
     """Returns the columns of edges whose values are ids of nodes, in the order of the file."""
-    ids = nodes.frame[id_].drop_nulls().unique().implode()
+    ids = nodes[id_].drop_nulls().unique().implode()
     candidates = []
     for name in edges.columns:
-        values = edges.frame[name].head(SAMPLE).drop_nulls()
+        values = edges[name].head(SAMPLE).drop_nulls()
         if name not in (source, target) and len(values) and values.is_in(ids).sum() >= SHARE_OF_IDS * len(values):
             candidates.append(name)
     ends = iter(candidates)

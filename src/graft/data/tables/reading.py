@@ -35,7 +35,7 @@ def read(files: ClientFiles, schema: Schema, name: str) -> NodeTable:
     if nodes is None or edges is None or resolved is None:
         raise TableError(problems.listed, problems.count)
     notes += nodes.notes + edges.notes
-    if not nodes.frame.height:
+    if not nodes.rows:
         problems.add(nodes.path, "there is a header but no node", "it needs a row for every node")
     ids = _read_ids(nodes, resolved, problems)
     columns = read_columns(nodes, resolved, problems, notes)
@@ -67,7 +67,7 @@ def read(files: ClientFiles, schema: Schema, name: str) -> NodeTable:
 
 def _read_ids(nodes: Sheet, schema: Schema, problems: Problems) -> pl.Series:
     column = str(schema.id)
-    ids = nodes.frame[column]
+    ids = nodes[column]
     empty = ids.is_null()
     list_wrong_cells(
         nodes, column, ids.fill_null(""), empty, "is no id: the id is empty", "give every node an id", problems
@@ -84,9 +84,9 @@ def _read_ids(nodes: Sheet, schema: Schema, problems: Problems) -> pl.Series:
 def _read_labels(nodes: Sheet, schema: Schema, problems: Problems) -> tuple[Ints, tuple[str, ...]]:
     """Returns the class of every node, and the classes: whole numbers by value, others as texts in order."""
     if schema.label is None or schema.label not in nodes.columns:
-        return np.full(nodes.frame.height, -1, np.int64), ()
+        return np.full(nodes.rows, -1, np.int64), ()
     words = tuple(dict.fromkeys((*UNLABELLED, *schema.missing_cells)))
-    labels = without_missing(nodes.frame[schema.label], words)
+    labels = without_missing(nodes[schema.label], words)
     different = labels.drop_nulls().unique().to_list()
     if len(different) > MOST_CLASSES:
         problems.add(
@@ -95,7 +95,7 @@ def _read_labels(nodes: Sheet, schema: Schema, problems: Problems) -> tuple[Ints
             "name the column of classes, as label = ... in the schema",
             column=schema.label,
         )
-        return np.full(nodes.frame.height, -1, np.int64), ()
+        return np.full(nodes.rows, -1, np.int64), ()
     spelling = class_spelling(different)
     names = sort_classes(spelling.values())
     position = {name: index for index, name in enumerate(names)}
@@ -108,7 +108,7 @@ def _read_labels(nodes: Sheet, schema: Schema, problems: Problems) -> tuple[Ints
 def _read_masks(nodes: Sheet, schema: Schema, problems: Problems) -> dict[str, Bools] | None:
     if schema.split is None or schema.split not in nodes.columns:
         return None
-    cells = without_missing(nodes.frame[schema.split], schema.missing_cells)
+    cells = without_missing(nodes[schema.split], schema.missing_cells)
     splits = cells.str.to_lowercase().replace_strict(SPLITS, default=None, return_dtype=pl.String)
     list_wrong_cells(
         nodes,
@@ -129,7 +129,7 @@ def read_times(sheet: Sheet, column: str | None, schema: Schema, problems: Probl
     """Returns the times in a column: numbers as they are, dates as seconds since 1970; None without a column."""
     if column is None:
         return None
-    cells = without_missing(sheet.frame[column], schema.missing_cells)
+    cells = without_missing(sheet[column], schema.missing_cells)
     empty = cells.is_null()
     list_wrong_cells(sheet, column, cells.fill_null(""), empty, "is no time: the cell is empty", "fill it", problems)
     parsed = parse_numbers(cells, schema.decimal, sheet.separator)
@@ -144,7 +144,7 @@ def _read_weights(edges: Sheet, schema: Schema, problems: Problems) -> Times | N
     column = schema.edge_weight
     if column is None or column not in edges.columns:
         return None
-    cells = without_missing(edges.frame[column], schema.missing_cells)
+    cells = without_missing(edges[column], schema.missing_cells)
     parsed = parse_numbers(cells, schema.decimal, edges.separator)
     wrong = parsed.numbers.is_null() | (parsed.numbers < 0).fill_null(False)
     list_wrong_cells(

@@ -25,7 +25,7 @@ BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le
 
 @dataclass
 class Sheet:
-    """The cells of a table as texts without blanks around them; empty cells are null."""
+    """The cells of a table as texts."""
 
     path: Path
     frame: pl.DataFrame  # columns by their canonical names
@@ -33,10 +33,23 @@ class Sheet:
     notes: list[str] = field(default_factory=list)
     separator: str = ","
 
+    stripped: dict[str, pl.Series] = field(default_factory=dict)
+
     @property
     def columns(self) -> list[str]:
         """Returns the canonical names of the columns."""
         return self.frame.columns
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows."""
+        return self.frame.height
+
+    def __getitem__(self, column: str) -> pl.Series:
+        """Returns the cells of a column without blanks around them, null where one is empty."""
+        if column not in self.stripped:  # most columns of edges are never asked for
+            self.stripped[column] = self.frame[column].str.strip_chars().replace("", None)
+        return self.stripped[column]
 
 
 def is_table(path: Path) -> bool:
@@ -59,9 +72,7 @@ def read_sheet(path: Path, schema: Schema, problems: Problems) -> Sheet | None:
     if names is None:
         return None
     frame, line = _parse(path, text, separator, names, problems)
-    frame = frame.select(pl.all().str.strip_chars().replace("", None)).drop(
-        [name for name in names if name.startswith(_UNNAMED)]
-    )
+    frame = frame.drop([name for name in names if name.startswith(_UNNAMED)])
     return Sheet(path, frame, line, notes, separator)
 
 
@@ -79,7 +90,7 @@ def _read_parquet(path: Path, problems: Problems) -> Sheet | None:
         if kind.is_nested() or kind in (pl.Binary, pl.Object):
             problems.add(path, f"its values are {kind}", "write numbers, texts or dates", column=name)
             frame = frame.drop(name)
-    texts = [_as_text(frame[name]).str.strip_chars().replace("", None) for name in frame.columns]
+    texts = [_as_text(frame[name]) for name in frame.columns]
     return Sheet(path, pl.DataFrame(texts), lambda row: row + 1)
 
 
