@@ -14,7 +14,7 @@ from graft.tensors.randomness import Stream, streams
 from graft.tensors.sparse import BlockSparse, attention
 from graft.tensors.trees import Owners, flatten, map_tree
 from graft.training.optimizers import OPTIMIZERS, Training
-from tests.toy import gap, run_rounds, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, toy_graphs, toy_setup, with_weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,8 +81,10 @@ def test_dropout_is_that_of_the_cpu_and_so_is_its_gradient(rate, width):
 
 @pytest.mark.parametrize("width", [1, 3, 16, 64])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_and_its_gradients_are_those_of_the_cpu(width, masked):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_attention_and_its_gradients_are_those_of_the_cpu(width, masked, weighted):
     graphs = [generate(nodes=200, degree=degree, classes=3, features=4, seed=1) for degree in (4, 40)]
+    graphs = [with_weights(graph) for graph in graphs] if weighted else graphs
     generator = torch.Generator().manual_seed(width)
     numbers = [torch.randn(4, 200, generator=generator) * 3 for _ in range(2)]
     values, wanted = (torch.randn(4, 200, width, generator=generator) for _ in range(2))
@@ -99,10 +101,10 @@ def test_attention_and_its_gradients_are_those_of_the_cpu(width, masked):
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_without_kernels_is_the_same(monkeypatch):
-    pattern = build_fleet_graph(
-        [generate(nodes=200, degree=40, classes=3, features=4, seed=1)], THERE
-    ).self_loops_per_head(1)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_attention_without_kernels_is_the_same(monkeypatch, weighted):
+    graph = generate(nodes=200, degree=40, classes=3, features=4, seed=1)
+    pattern = build_fleet_graph([with_weights(graph) if weighted else graph], THERE).self_loops_per_head(1)
     generator = torch.Generator().manual_seed(0)
     shapes = (1, 200), (1, 200), (1, 200, 8)
     given = [torch.randn(shape, generator=generator).to(THERE).requires_grad_() for shape in shapes]
@@ -114,6 +116,30 @@ def test_attention_without_kernels_is_the_same(monkeypatch):
     wanted = results()
     monkeypatch.setattr(kernels, "supports_attention", lambda _: False)
     torch.testing.assert_close(results(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "sage", "gin", "sgc"])
+def test_clients_whose_edges_have_weights_learn_what_they_learn_on_the_cpu(name):
+    graphs = [with_weights(graph, seed) for seed, graph in enumerate(toy_graphs())]
+    setup = toy_setup(FedAvg(), models=name, dropout=0.5, graphs=graphs)
+    here, there = (run_rounds(replace(setup, device=device), rounds=4) for device in (HERE, THERE))  # captured from 3
+    assert gap(here.server.state, map_tree(lambda leaf: leaf.cpu(), there.server.state)) < 1e-3
+    plain = run_rounds(toy_setup(FedAvg(), models=name, dropout=0.5, graphs=toy_graphs()), rounds=4)
+    assert gap(here.server.state, plain.server.state) > 1e-2
+
+
+@pytest.mark.parametrize("matrix", ["neighbours", "mean", "normalised", "with_self_loops"])
+def test_weighted_products_and_their_gradients_are_those_of_the_cpu(matrix):
+    graphs = [with_weights(generate(nodes=200, degree=degree, classes=3, features=4, seed=1)) for degree in (4, 40)]
+    generator = torch.Generator().manual_seed(0)
+    dense, wanted = (torch.randn(2, 200, 9, generator=generator) for _ in range(2))
+    results = []
+    for device in (HERE, THERE):
+        given = dense.to(device).requires_grad_()
+        product = getattr(build_fleet_graph(graphs, device), matrix) @ given
+        (gradient,) = torch.autograd.grad((product * wanted.to(device)).sum(), given)
+        results.append([product.detach().cpu(), gradient.cpu()])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat", "sage", "gin", "sgc"])

@@ -69,15 +69,16 @@ def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: 
     # Dense features are there twice: as they are, and propagated.
     features = 8 * nodes * graph.features if isinstance(graph.x, np.ndarray) else 32 * graph.x.nnz
     train_share = 0.0 if graph.train is None else float(graph.train.mean())  # whose rows are kept apart too
+    weight = 0 if graph.weights is None else 8  # of an edge, in A and in A + I; of a head, and its logarithm
     # Of an entry its column, its row, its value and its position.
-    data = features + int(40 * entries * (1 + train_share)) + 24 * nodes
+    data = features + int((40 + weight) * entries * (1 + train_share)) + 24 * nodes
     moments = 2 if training.optimizer == "adam" and training.optimizer_state == "persistent" else 0
     state = 4 * 2 * parameters * (1 + moments)
     width, layers = (model.width, model.hidden) if isinstance(model, LayeredModel) else (64, 2)
     heads = model.heads if isinstance(model, GAT) else 0
     # A layer keeps its output, a dropout mask, their product and one more; four live while one is worked out.
     activations = 4 * nodes * (width * (4 * layers + 4) + 6 * graph.classes)
-    attention = heads * entries * (40 + 8 * layers)  # the pattern head by head, and numbers for every edge
+    attention = heads * entries * (40 + weight + 8 * layers)  # the pattern head by head, and numbers for every edge
     weights = 4 * 2 * parameters * 3  # as they train, their gradients, and a copy on the way
     if training.batches > 1:  # which are further graphs, and smaller ones
         data *= 2
