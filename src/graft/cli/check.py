@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -94,6 +94,8 @@ def show_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
     show_clients([survey(source) for source in sources], names)
     for note in dict.fromkeys(note for table in tables.values() for note in table.notes):
         say(f"Note: {note}.")
+    if tables and not any(table.schema.directed for table in tables.values()):
+        say("Note: edges count both ways; directed = true in [schema.edges] adds how many come in and go out.")
     for remark in class_remarks(sources, names):
         say(f"Note: {remark}.")
     differences = disagreements(list(tables.values()), list(tables))

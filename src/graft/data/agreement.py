@@ -86,11 +86,11 @@ def disagreements(tables: Sequence[NodeTable], names: Sequence[str]) -> list[Pro
             if column in table.columns
         }
         lacking = [name for name in names if name not in kinds]
-        if _agreed_kind(set(kinds.values())) is None:
+        if agreed_kind(set(kinds.values())) is None:
             if set(kinds.values()) - {"text", "empty"}:
                 problems.append(_other_kinds(column, kinds))
         elif lacking:
-            remedy = f'add it, or leave it out everywhere: ignore = ["{column}"] in the schema'
+            remedy = f'add it, give the column its name with rename, or leave it out everywhere: ignore = ["{column}"]'
             problems += [
                 _client_problem(name, f"there is no such column, but {next(iter(kinds))} has it", remedy, column)
                 for name in lacking
@@ -139,7 +139,8 @@ _PLURALS = {
 }
 
 
-def _agreed_kind(kinds: set[str]) -> str | None:
+def agreed_kind(kinds: set[str]) -> str | None:
+    """Returns what a column is for all clients; None where they differ, and where it is text or empty everywhere."""
     kinds = kinds - {"empty"}
     if not kinds or kinds == {"text"}:
         return None
@@ -153,7 +154,7 @@ def _feature_kinds(tables: Sequence[NodeTable], notes: list[str]) -> dict[str, s
     constant = []
     for column in dict.fromkeys(column for table in tables for column in table.columns):
         cells = [table.columns[column] for table in tables if column in table.columns]
-        kind = _agreed_kind({part.kind for part in cells})
+        kind = agreed_kind({part.kind for part in cells})
         if kind is None:
             empty = all(part.kind == "empty" for part in cells)
             ignored["empty" if empty else "text that hardly repeats itself"].append(column)

@@ -54,6 +54,7 @@ class Schema:
     date: tuple[str, ...] = ()
     date_formats: Mapping[str, str] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)  # names of columns here, and what others call them
     split: str | None = None
     time: str | None = None
     separator: str | None = None
@@ -86,6 +87,8 @@ class Schema:
             if entry.name in _SPECIAL or value in (None, (), {}) or value == entry.default:
                 continue
             content[entry.name] = list(value) if isinstance(value, tuple) else value
+            if isinstance(value, Mapping):
+                content[entry.name] = dict(value)
         if self.missing == ():
             content["missing"] = []
         content |= _declared_columns("categorical", self.categorical, self.categories)
@@ -245,6 +248,14 @@ def _date(where: str, key: str, value: Any) -> dict[str, Any]:
     return {"date": names, "date_formats": {name: text for name, text in formats.items() if text}}
 
 
+def _rename(where: str, key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: {key} is a table of names of columns, not {_show(value)}.")
+    old = _columns(where, key, list(value))
+    new = tuple(canonical(_text(where, f"{key}.{name}", entry)) for name, entry in value.items())
+    return {"rename": dict(zip(old, new, strict=True))}
+
+
 def _positive(where: str, key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
         raise InputError(f"{where}: {key} is the text of a class, not {_show(value)}.")
@@ -281,6 +292,7 @@ SCHEMA_KEYS: dict[str, Parse] = {
     "categorical": _categorical,
     "date": _date,
     "ignore": _columns_key("ignore"),
+    "rename": _rename,
     "split": _column_key("split"),
     "time": _column_key("time"),
     "separator": _choice_key("separator", SEPARATORS),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from graft.data.agreement import agreed_kind
 from graft.data.class_agreement import Source, agree_on_classes, own_classes
 from graft.data.graphs import Graph, Ints, undirected
 from graft.data.schema import Schema
@@ -84,6 +85,8 @@ def _share_remarks(shares: np.ndarray, names: Sequence[str], classes: Sequence[s
     remarks = []
     for label, column in enumerate(shares.T):
         low, high = int(column.argmin()), int(column.argmax())
+        if not column[low]:
+            continue  # said already
         far = column[high] - column[low] > DIFFERENT_SHARE or column[high] > DIFFERENT_RATIO * column[low] > 0
         if far and (len(classes) > 2 or column.mean() <= 0.5):  # of two classes the rarer says it all
             remarks.append(
@@ -94,16 +97,29 @@ def _share_remarks(shares: np.ndarray, names: Sequence[str], classes: Sequence[s
 
 
 def common_schema(tables: Sequence[NodeTable]) -> Schema:
-    """Returns the schema of all tables: what the first says, with columns that only others could tell the kind of."""
-    schema = tables[0].schema
+    """Returns one schema that fits all tables: names of the first, and what others call them under rename."""
+    first = tables[0].schema
+    rename = dict(first.rename)
     for other in (table.schema for table in tables[1:]):
-        taken = {*schema.numeric, *schema.categorical, *schema.date}
-        schema = replace(
-            schema,
-            label=schema.label or other.label,
-            numeric=(*schema.numeric, *(name for name in other.numeric if name not in taken)),
-            categorical=(*schema.categorical, *(name for name in other.categorical if name not in taken)),
-            date=(*schema.date, *(name for name in other.date if name not in taken)),
-        )
-    formats = [table.schema.date_formats for table in tables]
-    return schema if all(form == formats[0] for form in formats) else replace(schema, date_formats={})
+        for key in ("id", "label", "split", "source", "target", "edge_weight"):
+            old, new = getattr(other, key), getattr(first, key)
+            if None not in (old, new) and old != new:
+                rename[old] = new
+    kinds: dict[str, set[str]] = {}
+    for table in tables:
+        for name, column in table.columns.items():
+            kinds.setdefault(name, set()).add(column.kind)
+    agreed = {name: agreed_kind(found) for name, found in kinds.items()}
+    groups = {kind: tuple(name for name in agreed if agreed[name] == kind) for kind in ("number", "category", "date")}
+    texts = tuple(name for name, found in kinds.items() if found <= {"text", "empty"} and name not in first.ignore)
+    forms = [table.schema.date_formats for table in tables]
+    return replace(
+        first,
+        label=next((table.schema.label for table in tables if table.schema.label), None),
+        rename=rename,
+        numeric=groups["number"],
+        categorical=groups["category"],
+        date=groups["date"],
+        ignore=(*first.ignore, *texts),
+        date_formats=forms[0] if all(form == forms[0] for form in forms) else {},
+    )

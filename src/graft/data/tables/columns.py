@@ -9,7 +9,7 @@ import polars as pl
 
 from graft.data.schema import Schema
 from graft.data.tables.node_table import Column
-from graft.data.tables.problems import MOST_SHOWN, Problem, Problems, show
+from graft.data.tables.problems import MOST_OF_A_KIND, Problem, Problems, show
 from graft.data.tables.sheets import Sheet
 from graft.data.tables.values import (
     DAY,
@@ -29,8 +29,8 @@ LONGEST_CATEGORY = 60  # letters on average
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
 
-def read_columns(sheet: Sheet, schema: Schema, problems: Problems, notes: list[str]) -> dict[str, Column]:
-    """Returns the columns that are features, and those of text that could be; the others are named in the notes."""
+def read_columns(sheet: Sheet, schema: Schema, problems: Problems) -> dict[str, Column]:
+    """Returns the columns that are features, and those of text that could be."""
     reserved = (schema.id, schema.label, schema.split, schema.time)
     columns = {}
     for name in sheet.columns:
@@ -39,18 +39,7 @@ def read_columns(sheet: Sheet, schema: Schema, problems: Problems, notes: list[s
             continue
         cells = without_missing(sheet[name], schema.missing_cells)
         columns[name] = READERS[kind](sheet, name, cells, schema, problems)
-    text = [name for name, column in columns.items() if column.kind == "text"]
-    if text:
-        notes.append(f"{sheet.path}: {_listed(text)} {_are(text)} text that hardly repeats itself")
     return columns
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _are(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def list_wrong_cells(
@@ -58,11 +47,21 @@ def list_wrong_cells(
 ) -> None:
     """Adds a problem for every wrong cell; `what` follows the cell."""
     rows = wrong.arg_true()
-    shown = [
-        Problem(str(sheet.path), f"{show(str(cells[row]))} {what}", remedy, sheet.line(row), column)
-        for row in rows.head(MOST_SHOWN).to_list()
-    ]
-    problems.extend(shown, len(rows))
+    shown = rows.head(MOST_OF_A_KIND).to_list()
+    rest = f" (and {len(rows) - len(shown)} more cells of this column)" if len(rows) > len(shown) else ""
+    problems.extend(
+        (
+            Problem(
+                str(sheet.path),
+                f"{show(str(cells[row]))} {what}{rest if row == shown[-1] else ''}",
+                remedy,
+                sheet.line(row),
+                column,
+            )
+            for row in shown
+        ),
+        len(rows),
+    )
 
 
 def _infer(sheet: Sheet, name: str, cells: pl.Series, schema: Schema, problems: Problems) -> Column:

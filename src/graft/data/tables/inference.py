@@ -35,6 +35,9 @@ def resolve(schema: Schema, nodes: Sheet, edges: Sheet, problems: Problems, note
         )
     elif source is None or target is None:
         source, target = ends_by_values(nodes, edges, id_, source, target)
+        if _is_headerless(nodes[id_], edges):
+            problems.add(edges.path, "the first line holds ids rather than names", "begin with source and target", 1)
+            return None
     missing_ends = [name for name, end in (("source", source), ("target", target)) if end is None]
     if missing_ends:
         problems.add(
@@ -52,7 +55,16 @@ def resolve(schema: Schema, nodes: Sheet, edges: Sheet, problems: Problems, note
         notes.append(f"{nodes.path}: no column was taken for the label; declare one, as label = ... in the schema")
     split = schema.split or ("split" if "split" in nodes.columns and not _has_meaning(schema, "split") else None)
     weight = schema.edge_weight or _by_name(edges, WEIGHT_NAMES, taken={source, target})
+    unused = [name for name in edges.columns if name not in (source, target, weight, schema.edge_time)]
+    if unused:
+        notes.append(f"{edges.path}: {_listed(unused)} not used; [schema.edges] can name a weight and a time")
     return replace(schema, id=id_, label=label, split=split, source=source, target=target, edge_weight=weight)
+
+
+def _is_headerless(ids: pl.Series, edges: Sheet) -> bool:
+    """Returns whether two names of columns are ids, so that the first edge was taken for a header."""
+    names = pl.Series(edges.columns, dtype=pl.String)
+    return int(names.is_in(ids.str.to_lowercase().implode()).sum()) >= 2
 
 
 def _has_meaning(schema: Schema, column: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from graft.errors import InputError
 
 MOST_SHOWN = 20
+MOST_OF_A_KIND = 5  # that are shown of a column
 LONGEST_CELL = 40  # letters of a cell that are shown
 
 
@@ -44,7 +45,7 @@ def describe(problems: Sequence[Problem], count: int) -> str:
     files = list(dict.fromkeys(problem.file for problem in problems))
     named = " and ".join(files) if len(files) < 3 else f"{files[0]} and {len(files) - 1} more files"
     shown = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
-    rest = [f"  ... and {count - len(shown)} more"] if count > len(shown) else []
+    rest = [f"  ... and {len(problems) - len(shown)} more like these"] if len(problems) > len(shown) else []
     return "\n".join([f"{named}: {count} problems have to be solved first:", *shown, *rest])
 
 

@@ -38,7 +38,7 @@ def read(files: ClientFiles, schema: Schema, name: str) -> NodeTable:
     if not nodes.rows:
         problems.add(nodes.path, "there is a header but no node", "it needs a row for every node")
     ids = _read_ids(nodes, resolved, problems)
-    columns = read_columns(nodes, resolved, problems, notes)
+    columns = read_columns(nodes, resolved, problems)
     y, class_names = _read_labels(nodes, resolved, problems)
     masks = _read_masks(nodes, resolved, problems)
     node_times = read_times(nodes, resolved.time, resolved, problems)

@@ -60,7 +60,7 @@ def is_table(path: Path) -> bool:
 def read_sheet(path: Path, schema: Schema, problems: Problems) -> Sheet | None:
     """Returns the cells of a CSV or Parquet file; None, and a problem more, where there are none to return."""
     if path.suffix.lower() == ".parquet":
-        return _read_parquet(path, problems)
+        return _read_parquet(path, schema, problems)
     notes: list[str] = []
     text = _read_text(path, schema, notes)
     if not text.strip():
@@ -68,7 +68,7 @@ def read_sheet(path: Path, schema: Schema, problems: Problems) -> Sheet | None:
         return None
     separator = schema.separator or _sniff_separator(text)
     header = next(_csv_rows(text[: _end_of_header(text)], separator))[1]
-    names = _column_names(path, header, problems)
+    names = _column_names(path, header, schema, problems)
     if names is None:
         return None
     frame, line = _parse(path, text, separator, names, problems)
@@ -76,13 +76,13 @@ def read_sheet(path: Path, schema: Schema, problems: Problems) -> Sheet | None:
     return Sheet(path, frame, line, notes, separator)
 
 
-def _read_parquet(path: Path, problems: Problems) -> Sheet | None:
+def _read_parquet(path: Path, schema: Schema, problems: Problems) -> Sheet | None:
     try:
         frame = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path} is not a readable Parquet file: {reason}.") from error
-    names = _column_names(path, frame.columns, problems)
+    names = _column_names(path, frame.columns, schema, problems)
     if names is None:
         return None
     frame.columns = names
@@ -197,12 +197,24 @@ def _csv_rows(text: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, row
 
 
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell.replace(",", "."))
+    except ValueError:
+        return False
+    return True
+
+
 _UNNAMED = "\0unnamed"
 
 
-def _column_names(path: Path, header: list[str], problems: Problems) -> list[str] | None:
+def _column_names(path: Path, header: list[str], schema: Schema, problems: Problems) -> list[str] | None:
     """Returns the canonical names of a header; a nameless column, as pandas writes its index, is left out later."""
     names = [canonical(cell) or f"{_UNNAMED}{column}" for column, cell in enumerate(header)]
+    names = [schema.rename.get(name, name) for name in names]
+    if len(names) > 1 and 2 * sum(map(_is_number, header)) >= len(header):
+        problems.add(path, "the first line holds numbers rather than names", "begin with a line of column names", 1)
+        return None
     for column, name in enumerate(names):
         if name in names[:column]:
             earlier = header[names.index(name)]
