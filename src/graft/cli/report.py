@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from graft.errors import InputError
 
 if TYPE_CHECKING:
     from graft.experiments.result import Result
+    from graft.experiments.verdicts import Verdict
 
 
 def report(
@@ -41,6 +43,38 @@ def write_page(directory: Path, summary: dict[str, Any], rounds: list[int] | Non
 
     write_report(directory, rounds)
     return summary
+
+
+def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool) -> None:
+    """Print for each client whether joining helps it."""
+    from rich.table import Table
+
+    from graft.federation.metric_names import METRICS, format_metric
+
+    metric = verdicts[0].metric
+    table = Table(
+        title=f"Does joining help? {METRICS[metric].title} on each client's own test nodes", title_justify="left"
+    )
+    names = ["client", "alone", method, "difference", "95 % interval", "verdict"]
+    for name in [*names, "gives the others"] if contribution else names:
+        table.add_column(name, justify="left" if name in ("client", "verdict") else "right")
+    for entry in verdicts:
+        scores = (format_metric(metric, score, "-") for score in (entry.alone, entry.federated))
+        interval = "-" if entry.low is None else f"{signed(metric, entry.low)} to {signed(metric, entry.high)}"
+        cells = [safe(str(entry.client)), *scores, signed(metric, entry.difference), interval, entry.verdict]
+        table.add_row(*cells, *([signed(metric, entry.contribution)] if contribution else []))
+    out_console.print(table)
+    more = " gives the others: how much better they are with it than without, on average." if contribution else ""
+    say(f"Positive differences are improvements; the interval is by bootstrap over the client's test nodes.{more}")
+
+
+def signed(metric: str, value: float | None) -> str:
+    """Returns a difference with its sign: of shares, in points of percent."""
+    from graft.federation.metric_names import METRICS
+
+    if value is None:
+        return "-"
+    return f"{100 * value:+.1f}" if METRICS[metric].percent else f"{value:+.3f}"
 
 
 def show_results(results: list[dict[str, Any]], folder: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -11,13 +12,21 @@ from graft.cli.console import Text, split_names
 from graft.cli.options import with_experiment_options
 from graft.cli.progress import round_progress
 from graft.cli.report import finish_run, show_results
+from graft.data import OWN_GRAPHS
 from graft.errors import InputError
-from graft.experiments.experiment import check_names, draft_experiment, make_experiment
+from graft.experiments.experiment import GROUPS, Experiment, check_names, draft_experiment, make_experiment
 from graft.experiments.experiment_files import read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.make_method import make_method
 from graft.methods import METHODS
 from graft.options import parse_settings
+
+if TYPE_CHECKING:
+    from graft.data.federation import FederationData
+    from graft.experiments.result import Result
+
+MAJORITY, LOCAL = "majority", "local"
+MOST_LEFT_OUT = 10  # clients up to which each is left out once, if nobody says otherwise
 
 
 @with_experiment_options
@@ -29,7 +38,19 @@ def run(
         typer.Option("--set", help="A field of the method or plug, as mu=0.1.", rich_help_panel="Method"),
     ] = None,
     against: Annotated[
-        Text, typer.Option(help="Run these methods too and compare, as local,centralised.", rich_help_panel="Method")
+        Text,
+        typer.Option(
+            help="Run these methods too and compare, as local,centralised; local gives each client a verdict.",
+            rich_help_panel="Method",
+        ),
+    ] = None,
+    contribution: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(
+            help="With --against local: run once more without each client, to see what it gives the others; as it is, "
+            "for up to ten clients with graphs of their own.",
+            rich_help_panel="Method",
+        ),
     ] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where the record goes; runs/... if not given.")] = None,  # noqa: UP045
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that place.")] = False,
@@ -40,9 +61,14 @@ def run(
     values |= {name: value for name, value in flags.items() if value is not None}
     values["settings"] = {**given_settings(values), **parse_settings(set_ or [])}
     others = split_names(against) or []
+    if contribution and LOCAL not in others:
+        raise InputError("--contribution is part of the comparison with training alone: add --against local.")
     # All that can be wrong with what was typed is said before PyTorch is imported.
     variants = [values, *({**values, "method": name, "plug": "", "settings": {}} for name in others)]
     drafts = [draft_experiment(variant) for variant in variants]
+    if others and MAJORITY not in {draft.label for draft in drafts}:
+        variants.append({**values, "method": MAJORITY, "plug": "", "settings": {}, "rounds": 1})
+        drafts.append(draft_experiment(variants[-1]))
     first = drafts[0]
     root = out or Path("runs") / f"{first.label}-{first.data_label}-{first.clients}-{first.seed}"
     folders = [root / draft.label if others else root for draft in drafts]
@@ -51,22 +77,69 @@ def run(
     for draft, folder in zip(drafts, folders, strict=True):
         check_names(draft)
         check_free(folder, overwrite)
-    run_all(variants, folders, root, overwrite)
+    run_all(variants, folders, root, overwrite, contribution)
 
 
-def run_all(variants: list[dict[str, Any]], folders: list[Path], root: Path, overwrite: bool) -> None:
+def run_all(
+    variants: list[dict[str, Any]], folders: list[Path], root: Path, overwrite: bool, contribution: bool | None
+) -> None:
     """Run some experiments one after the other, each in a folder of its own, and compare them."""
+    from graft.experiments.build import build_federation
+    from graft.experiments.combinations import check_combination
+    from graft.experiments.given import Given
     from graft.experiments.run import run_experiment
 
-    experiments = [make_experiment(variants[0]), *(make_experiment(drop_topology(other)) for other in variants[1:])]
+    experiments = [make_experiment(variants[0]), *(make_experiment(suited(other)) for other in variants[1:])]
     for experiment in experiments:
-        make_method(experiment.method, experiment.settings, experiment.plug)
+        check_combination(experiment, make_method(experiment.method, experiment.settings, experiment.plug))
+    data: dict[str, FederationData] = {}
     results = []
     for experiment, folder in zip(experiments, folders, strict=True):
+        key = data_settings(experiment)
+        if key not in data:
+            data[key] = build_federation(experiment)
         with round_progress(experiment.rounds, experiment.label) as tell:
-            result = run_experiment(experiment, folder, overwrite=overwrite, progress=tell)
-        results.append(finish_run(folder, result))
-    show_results(results, root)
+            given = Given(federation=data[key])
+            results.append(run_experiment(experiment, folder, overwrite=overwrite, progress=tell, given=given))
+        finish_run(folder, results[-1])
+    show_results([result.summary for result in results], root)
+    alone = next((result for result in results[1:] if result.summary["method"] == LOCAL), None)
+    if alone is not None:
+        federation = data[data_settings(experiments[0])]
+        if contribution is None:
+            contribution = experiments[0].partition == OWN_GRAPHS and len(federation.clients) <= MOST_LEFT_OUT
+        judge_joining(experiments[0], results[0], alone, federation, folders[0], contribution)
+
+
+def judge_joining(
+    experiment: Experiment,
+    federated: Result,
+    alone: Result,
+    federation: FederationData,
+    folder: Path,
+    contribution: bool,
+) -> None:
+    """Say for each client whether joining helps it, and what it gives to the others."""
+    from graft.cli.report import show_verdicts, write_page
+    from graft.experiments.joining import judge_clients, leave_out, write_verdicts
+
+    verdicts = judge_clients(federated, alone, federation, experiment)
+    if contribution and len(verdicts) > 1:
+        for client, verdict in enumerate(verdicts):
+            with round_progress(experiment.rounds, f"without {verdict.client}") as tell:
+                gain = leave_out(client, federated, federation, experiment, tell)
+            verdicts[client] = verdict.with_contribution(gain)
+    write_verdicts(folder, verdicts, LOCAL)
+    write_page(folder, federated.summary)
+    show_verdicts(verdicts, federated.summary["method"], contribution)
+
+
+def data_settings(experiment: Experiment) -> str:
+    """Returns all settings that decide about the data of clients, as a text."""
+    names = [field.name for field in fields(experiment)]
+    groups = list(GROUPS)
+    start, end = names.index("dataset"), names.index(groups[groups.index("dataset") + 1])
+    return repr([getattr(experiment, name) for name in (*names[start:end], "seed")])
 
 
 def given_settings(values: dict[str, Any]) -> dict[str, Any]:
@@ -76,9 +149,15 @@ def given_settings(values: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def drop_topology(values: dict[str, Any]) -> dict[str, Any]:
-    """Without the topology that another method was asked for, where this one sends nothing between peers."""
-    return values if METHODS[values["method"]].takes_topology else {**values, "topology": ""}
+def suited(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a method that another is compared with, without what only that one can do."""
+    from graft.federation.method import Method
+
+    kind = METHODS[values["method"]]
+    dropped = {} if kind.takes_topology else {"topology": ""}
+    if kind.shared is Method.shared:  # it has no global model
+        dropped["score"] = "personal"
+    return {**values, **dropped}
 
 
 def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:

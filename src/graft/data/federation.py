@@ -13,11 +13,19 @@ import numpy as np
 
 from graft.data import OWN_GRAPHS, cards, partitions, perturbations, splits
 from graft.data.client_graphs import Federation, join
-from graft.data.encoding import Encoding
 from graft.data.exchange import Exchange
 from graft.data.graphs import MASKS, Graph, Ints, cut, keep_edges, subgraph
 from graft.data.perturbations import Perturbation
-from graft.data.preparation import Source, check_labels, encode, resolve_features, scale
+from graft.data.preparation import (
+    Encoded,
+    Preparation,
+    Source,
+    check_labels,
+    encode,
+    preparations,
+    resolve_features,
+    scale,
+)
 from graft.errors import DataWarning, InputError
 
 
@@ -31,7 +39,7 @@ class FederationData:
     card: dict[str, Any]
     clean: FederationData | None = None  # what models are scored on, where they are trained on other data
     names: tuple[str, ...] | None = None  # of the clients; None: they have numbers only
-    preparations: Sequence[Any] = ()  # of every client: how its files became a graph
+    preparations: Sequence[Preparation] = ()  # of every client: how its files became a graph
     positive: int | None = None  # the class of interest, if one was named
     exchange: Exchange = field(default_factory=Exchange)  # what clients agreed on before they trained
 
@@ -78,12 +86,10 @@ class Shares(NamedTuple):
     """The graphs of clients before they are scaled and split."""
 
     parts: list[Graph]
-    encodings: list[Encoding | None]
-    exchange: Exchange
+    encoded: Encoded
     whole: Graph | None  # the graph that was shared out, if one was
     membership: Ints
     names: tuple[str, ...] | None
-    positive: str | None
 
 
 def build(
@@ -107,33 +113,35 @@ def build(
         shares = _share_out(data, clients, partition, seed, scaling, partition_options)
     own = shares.whole is None
     check_labels(shares.parts, _labels(shares) if own else [data.name])
-    scaled = scale(shares.parts, _labels(shares), shares.encodings, features, scaling)
+    scaled = scale(shares.parts, _labels(shares), shares.encoded.encodings, features, scaling)
     _warn_of_unused_masks(scaled.graphs if own else [], split)
     parts = splits.split(
         scaled.graphs, split, seed, rounding=rounding, names=shares.names, may_lack_labels=own and len(shares.parts) > 1
     )
     whole = join(parts, data.name) if shares.whole is None else _assemble(shares, parts)
     card = cards.card(whole, shares.membership, partition, seed, partition_options, shares.names)
+    fitted = preparations(shares.encoded, scaled)
     federation = FederationData(
         whole,
         shares.membership,
         parts,
         card,
         names=shares.names,
-        exchange=shares.exchange + scaled.exchange,
-        positive=None if shares.positive is None else (parts[0].class_names or ()).index(shares.positive),
+        exchange=shares.encoded.exchange + scaled.exchange,
+        preparations=fitted,
+        positive=fitted[0].positive_class,
     )
     if inductive or splits.is_by_time(split):
         federation = without_test_nodes(federation, splits.is_by_time(split))
     if perturbation is None or not perturbation.active:
         return federation
-    return perturbed(federation, perturbation, resolve_features(features, shares.encodings))
+    return perturbed(federation, perturbation, resolve_features(features, shares.encoded.encodings))
 
 
 def _own_graphs(data: Federation, scaling: str) -> Shares:
     encoded = encode(data.sources, data.labels, scaling)
     membership = np.repeat(np.arange(len(data)), [graph.nodes for graph in encoded.graphs])
-    return Shares(encoded.graphs, encoded.encodings, encoded.exchange, None, membership, data.names, encoded.positive)
+    return Shares(encoded.graphs, encoded, None, membership, data.names)
 
 
 def _share_out(
@@ -145,8 +153,7 @@ def _share_out(
     (graph,) = encoded.graphs
     membership, names = partitions.assign(graph, clients, partition, seed, **options)
     parts = cut(graph, membership)
-    encodings = encoded.encodings * len(parts)
-    return Shares(parts, encodings, encoded.exchange, graph, membership, names, encoded.positive)
+    return Shares(parts, encoded, graph, membership, names)
 
 
 def _labels(shares: Shares) -> Sequence[str]:

@@ -10,13 +10,13 @@ from graft.data.graphs import Graph
 from graft.data.sources import open_data
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
+from graft.experiments.combinations import check_combination
 from graft.experiments.experiment import Experiment
 from graft.experiments.make_method import name_of
 from graft.federation.method import Method
 from graft.federation.metric_names import check_positive, parse_metrics
 from graft.federation.setup import Setup
 from graft.federation.topologies import Topology
-from graft.methods import METHODS
 from graft.models import Model, assign_models
 from graft.options import split_options
 
@@ -40,10 +40,11 @@ def build_federation(experiment: Experiment, dataset: Any = None) -> FederationD
 
 def build_setup(experiment: Experiment, method: Method, federation: FederationData, models: Any = None) -> Setup:
     """Returns what an engine needs: a graph and an architecture a client, and the method they follow."""
+    check_combination(experiment, method)
     placement = method.place(federation)
     graphs = placement.graphs
     shape = federation.graph.features, federation.graph.classes
-    check_batches(experiment.batches, method, graphs, federation.names)
+    check_batches(experiment.batches, graphs, federation.names)
     metrics = parse_metrics(experiment.metric)
     check_positive(metrics, federation.graph.classes, federation.positive)
     return Setup(
@@ -60,7 +61,7 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         membership=placement.membership,
         scoring=placement.scoring,
         scoring_membership=placement.scoring_membership,
-        topology=build_topology(experiment, method, len(graphs)),
+        topology=build_topology(experiment, len(graphs)),
         memory=parse_memory(experiment.memory),
         rounds=experiment.rounds,
         names=federation.names if placement.membership is None else None,
@@ -89,25 +90,18 @@ def build_models(
     return list(map(method.model, assigned))
 
 
-def check_batches(batches: int, method: Method, graphs: list[Graph], names: Sequence[str] | None) -> None:
-    """Refuses batches that a method cannot train in, or that would leave a client with an empty one."""
-    if batches > 1 and not method.supports_batches:
-        raise InputError(f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {batches}.")
+def check_batches(batches: int, graphs: list[Graph], names: Sequence[str] | None) -> None:
+    """Refuses batches that would leave a client with an empty one."""
     smallest = min(range(len(graphs)), key=lambda client: graphs[client].nodes)
     if batches > graphs[smallest].nodes:
         client = smallest if names is None else names[smallest]
         raise InputError(f"batches is {batches}, but client {client} has only {graphs[smallest].nodes} nodes.")
 
 
-def build_topology(experiment: Experiment, method: Method, peers: int) -> Topology | None:
+def build_topology(experiment: Experiment, peers: int) -> Topology | None:
     """Returns the topology that was asked for; without one a method has its own."""
     if not experiment.topology:
         return None
-    if not method.takes_topology:
-        able = ", ".join(METHODS.matching(lambda kind: kind.takes_topology))
-        raise InputError(
-            f"Method '{name_of(method)}' sends nothing between peers, so it takes no topology; these do: {able}."
-        )
     name, options = split_options(experiment.topology)
     topology = Topology(name, options)
     topology.check(peers, experiment.rounds)

@@ -28,13 +28,15 @@ from graft.errors import InputError, RunError
 from graft.experiments.best_models import GLOBAL, OWN, BestModels
 from graft.experiments.build import build_federation, build_setup
 from graft.experiments.checkpoints import Checkpoint, Origin
+from graft.experiments.combinations import check_combination
 from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment, own_files
 from graft.experiments.experiment_files import experiment_text, read_experiment
+from graft.experiments.free_folder import check_free
 from graft.experiments.given import Given, describe
 from graft.experiments.recorder import Recorder
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.scores import Scores, describe_clients, describe_run, warn_of_one_class
+from graft.experiments.scores import Scores, describe_clients, describe_run, describe_traffic, warn_of_one_class
 from graft.federation.clients import Engine
 from graft.federation.method import Method
 from graft.federation.session import Session
@@ -115,6 +117,9 @@ def _start(
     with enough_memory(), ExitStack() as stack:
         method = given.method_of(experiment)
         experiment = replace(experiment, settings=asdict(method), models=method.architecture or experiment.models)
+        check_combination(experiment, method)
+        if directory is not None and overwrite is not None:
+            check_free(directory.path, overwrite)
         if checkpoint is not None:
             checkpoint.origin.check_experiment(experiment_text(experiment))  # before data of absurd sizes is made
         federation = given.federation or build_federation(experiment, given.dataset)
@@ -132,7 +137,7 @@ def _start(
             origin = origin_of(experiment, setup, federation, threads)
             if checkpoint is None:
                 directory.begin(origin.experiment)
-                cards.save(federation.card, federation.membership, directory.partition)
+                cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
             else:
                 checkpoint.origin.check(origin)
             recorder = Recorder(directory, origin)
@@ -185,7 +190,7 @@ class Run:
         self.recorder, self.progress = recorder, progress
         if experiment.score == "global" and session.setup.method.shared(session.server) is None:
             raise InputError(f"score is global, but method '{session.setup.name}' has no global model.")
-        self.scores = Scores(*session.count_nodes(), experiment.score, session.setup.metrics)
+        self.scores = Scores(*session.count_nodes(), experiment.score, session.setup.metrics, session.setup.names)
         self.best = BestModels()
         self.finished = False  # whether there are no more rounds to run
 
@@ -282,7 +287,7 @@ class Run:
             "rounds": scores.records[-1]["round"],
             **best,
             "per_client": describe_clients(self.federation, setup.models, best["per_client"]),
-            "communication": {f"{way}_bytes": count for way, count in asdict(scores.traffic).items()},
+            "communication": describe_traffic(scores.traffic, self.federation.exchange),
             "seconds": {"total": total, "per_round": scores.seconds / len(scores.records), "setup": setup_seconds},
             "peak_memory_bytes": peak_memory(setup.device),
             "device": setup.device.type,

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from graft.data.exchange import Exchange
 from graft.data.federation import FederationData
 from graft.data.graphs import Ints
 from graft.experiments.experiment import Experiment
@@ -226,6 +227,19 @@ def describe_clients(
         }
         for client, graph in enumerate((federation.clean or federation).clients)
     ]
+
+
+def describe_traffic(traffic: Traffic, exchange: Exchange) -> dict[str, Any]:
+    """Returns all bytes that were sent, and what was sent before the first round, field by field, if anything was."""
+    sent: dict[str, Any] = {f"{way}_bytes": count for way, count in asdict(traffic).items()}
+    if exchange.up:
+        sent["up_bytes"] += exchange.up_bytes
+        sent["down_bytes"] += exchange.down_bytes
+        sent["before_training"] = {
+            name: {"up_bytes": sum(field.up), "down_bytes": sum(field.down), "reveals": field.reveals}
+            for name, field in exchange.fields.items()
+        }
+    return sent
 
 
 def describe_run(experiment: Experiment, name: str, federation: FederationData) -> dict[str, Any]:

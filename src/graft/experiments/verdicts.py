@@ -4,7 +4,7 @@ trains alone; and what the client is worth to the others."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class Verdict:
     high: float | None
     verdict: str
     contribution: float | None = None  # what the others' models gain on average by this client's taking part
+
+    def with_contribution(self, gain: float | None) -> Verdict:
+        """Returns the verdict with what the client gives to the others."""
+        return replace(self, contribution=gain)
 
     def as_row(self) -> dict[str, Any]:
         """Returns the verdict for JSON."""

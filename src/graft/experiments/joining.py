@@ -1,0 +1,99 @@
+"""Whether joining a federation helps its clients, and what each of them gives to the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from graft.data.federation import FederationData
+from graft.errors import InputError
+from graft.experiments.experiment import Experiment
+from graft.experiments.given import Given
+from graft.experiments.result import Result
+from graft.experiments.run import Progress, run_experiment
+from graft.experiments.verdicts import Verdict, contribution, judge
+from graft.federation.metric_names import parse_metrics
+from graft.federation.metrics import Predictions
+from graft.files import parse_json, read_text, seal, unseal, write_text
+from graft.models import list_models
+
+FILE = "verdicts.json"
+
+
+def judge_clients(
+    federated: Result, alone: Result, federation: FederationData, experiment: Experiment
+) -> list[Verdict]:
+    """Returns what joining changes for every client, by the first metric of the experiment on its own test nodes."""
+    metric = parse_metrics(experiment.metric)[0]
+    scored = (federation.clean or federation).clients
+    verdicts = []
+    for client, graph in enumerate(scored):
+        before, after = (_on_test_nodes(result, client, graph, federation.positive) for result in (alone, federated))
+        verdicts.append(judge(federation.client_name(client), metric, before, after, experiment.seed))
+    return verdicts
+
+
+def _on_test_nodes(result: Result, client: int, graph: Any, positive: int | None) -> Predictions:
+    test = graph.masks["test"]
+    probabilities = result.client(client).predict().probabilities
+    return Predictions(graph.y[test], probabilities[test], positive)
+
+
+def leave_out(
+    client: int,
+    federated: Result,
+    federation: FederationData,
+    experiment: Experiment,
+    progress: Progress | None = None,
+    given: Given | None = None,
+) -> float | None:
+    """Returns what a client gives to the others: the federation is trained once more without it."""
+    metric = parse_metrics(experiment.metric)[0]
+    rest = [other for other in range(len(federation.clients)) if other != client]
+    smaller = replace(experiment, clients=len(rest), models=models_of(experiment, rest))
+    others = replace(given or Given(), federation=without(federation, client))
+    result = run_experiment(smaller, progress=progress, given=others)
+    return contribution(metric, client, test_scores(federated, metric), test_scores(result, metric))
+
+
+def models_of(experiment: Experiment, clients: Sequence[int]) -> str | list[str]:
+    """Returns the architectures of some clients, as an experiment names them."""
+    names = list_models(experiment.models) if isinstance(experiment.models, str) else experiment.models
+    return [names[client % len(names)] for client in clients] if len(names) > 1 else experiment.models
+
+
+def without(federation: FederationData, client: int) -> FederationData:
+    """Returns the federation of all clients but one; the graph of all data stays as it is."""
+
+    def rest(data: FederationData) -> FederationData:
+        names = None if data.names is None else data.names[:client] + data.names[client + 1 :]
+        clients = data.clients[:client] + data.clients[client + 1 :]
+        return replace(data, clients=clients, names=names, clean=None if data.clean is None else rest(data.clean))
+
+    return rest(federation)
+
+
+def test_scores(result: Result, metric: str) -> list[float | None]:
+    """Returns every client's test score at the best round."""
+    rows = result.summary["per_client"]
+    return [row["test"] if metric == "accuracy" else row["metrics"][metric]["test"] for row in rows]
+
+
+def write_verdicts(folder: Path, verdicts: Sequence[Verdict], against: str) -> None:
+    """Puts verdicts on record beside the run that they are about."""
+    content = {"against": against, "clients": [verdict.as_row() for verdict in verdicts]}
+    write_text(folder / FILE, json.dumps(seal(content), indent=1) + "\n")
+
+
+def read_verdicts(folder: Path) -> list[Verdict]:
+    """Returns the verdicts beside a run; none where it was compared with nothing."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    try:
+        return [Verdict(**row) for row in unseal(parse_json(read_text(path)))["clients"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged: {error}.") from None
