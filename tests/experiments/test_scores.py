@@ -304,3 +304,15 @@ def test_all_numbers_of_a_result_are_finite(measured):
             yield value
 
     assert all(map(math.isfinite, numbers(measured[0].summary)))
+
+
+def test_a_result_shows_the_first_metric_first(measured, rare):
+    result = measured[0]
+    assert list(result.metrics) == ["auprc", "log_loss", "auroc"]
+    auprc, accuracy = (f"{100 * value:.1f} %" for value in (result.metrics["auprc"]["test"], result.accuracy["test"]))
+    assert f"test AUPRC {auprc}, log loss 0." in repr(result)
+    assert f"accuracy {accuracy} at round" in repr(result)
+    assert "<th>test</th><th>test AUPRC</th>" in result._repr_html_()
+    plain = graft.run("local", rare, **RARE | {"rounds": 1})
+    assert plain.metrics == {}
+    assert "AUPRC" not in plain._repr_html_()

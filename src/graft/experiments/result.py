@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from graft.federation.metric_names import METRICS, format_metric
 from graft.files import printable
 from graft.tensors.trees import Tree
 
@@ -28,6 +29,12 @@ class Result:
         accuracy: dict[str, Any] = self.summary["accuracy"]
         return accuracy
 
+    @property
+    def metrics(self) -> dict[str, dict[str, float | None]]:
+        """Returns the metrics that were asked for, at the best round; empty where that was the accuracy alone."""
+        metrics: dict[str, dict[str, float | None]] = self.summary.get("metrics", {})
+        return metrics
+
     def __repr__(self) -> str:
         return f"Result({printable(', '.join(self._headline()))})"
 
@@ -35,16 +42,24 @@ class Result:
         """Returns a headline and a table of the clients, for notebooks."""
         rows = self.summary["per_client"]
         names = ("client", "model", "nodes", "edges", "validation", "test")
-        head = "".join(f"<th>{name}</th>" for name in names)
-        cells = ("".join(f"<td>{escape(shown(row[name]))}</td>" for name in names) for row in rows[:SHOWN])
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        metrics = [name for name in self.metrics if name != "accuracy"]
+        head = "".join(f"<th>{name}</th>" for name in (*names, *(f"test {METRICS[name].title}" for name in metrics)))
+        body = ""
+        for row in rows[:SHOWN]:
+            values = [format_metric(name, row["metrics"][name]["test"], missing="-") for name in metrics]
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in (*(shown(row[name]) for name in names), *values))
+            body += f"<tr>{cells}</tr>"
         more = f"<p>and {len(rows) - SHOWN} more clients</p>" if len(rows) > SHOWN else ""
         headline = escape(printable(", ".join(self._headline())))
         return f"<p>{headline}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
     def _headline(self) -> list[str]:
-        summary, test = self.summary, self.accuracy["test"]
-        scored = "not scored" if test is None else f"test accuracy {100 * test:.1f} %"
+        summary = self.summary
+        tests = {name: values["test"] for name, values in self.metrics.items()} | {"accuracy": self.accuracy["test"]}
+        values = [
+            f"{METRICS[name].title} {format_metric(name, test)}" for name, test in tests.items() if test is not None
+        ]
+        scored = f"test {', '.join(values)}" if values else "not scored"
         return [
             f"{summary['method']} on {summary['dataset']}",
             f"{summary['clients']} clients",
