@@ -173,7 +173,9 @@ class FleetGraph:
             pattern, entries = self.base._headed(heads)
             values = self.with_self_loops.values
             assert values is not None
-            return pattern.with_values(values[entries])
+            headed = pattern.with_values(values[entries])
+            headed.binary = not self.weighted
+            return headed
         return self._headed(heads)[0]
 
     def _headed(self, heads: int) -> tuple[BlockSparse, Tensor | slice]:

@@ -83,7 +83,9 @@ class PseudoGraph(FleetGraph):
         return SharedMatrix(scale[:, None] * self._with_loops * scale, self.clients)
 
     def self_loops_per_head(self, heads: int) -> BlockSparse:
-        return SharedMatrix(self._with_loops, self.clients * heads)
+        pattern = SharedMatrix(self._with_loops, self.clients * heads)
+        pattern.binary = True
+        return pattern
 
 
 def nearest(features: Tensor, count: int, by: Similarity) -> Tensor:
