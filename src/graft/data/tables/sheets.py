@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
-import gzip
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +12,11 @@ import polars as pl
 
 from graft.data.schema import SEPARATORS, Schema, canonical
 from graft.data.tables.problems import MOST_SHOWN, Problem, Problems, show
+from graft.data.tables.text_files import read_text
 from graft.errors import InputError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
-LARGEST_FILE = 2**35  # bytes, unpacked
 SNIFFED_LINES = 50
-BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
 @dataclass
@@ -62,7 +58,7 @@ def read_sheet(path: Path, schema: Schema, problems: Problems) -> Sheet | None:
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, schema, problems)
     notes: list[str] = []
-    text = _read_text(path, schema, notes)
+    text = read_text(path, schema.encoding, notes)
     if not text.strip():
         problems.add(path, "the file is empty", "it needs a header and rows")
         return None
@@ -105,57 +101,6 @@ def _as_text(values: pl.Series) -> pl.Series:
             pl.when("number").then(pl.coalesce("whole", "text")).alias(values.name)
         )[values.name]
     return values.cast(pl.String)
-
-
-def _read_text(path: Path, schema: Schema, notes: list[str]) -> bytes:
-    """Returns the text of a file in UTF-8 with line feeds."""
-    try:
-        content = path.read_bytes()
-        if path.suffix.lower() == ".gz" or content[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(content)) as unpacked:
-                content = unpacked.read(LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    if len(content) > LARGEST_FILE:
-        raise InputError(f"{path} has more than {LARGEST_FILE} bytes.")
-    text = _to_utf8(path, content, schema.encoding, notes)
-    if b"\0" in text[:4096]:
-        raise InputError(f"{path} is not a text file: a table is a CSV or a Parquet file.")
-    return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in text else text
-
-
-def _to_utf8(path: Path, content: bytes, declared: str | None, notes: list[str]) -> bytes:
-    mark, encoding = next((pair for pair in BYTE_ORDER_MARKS if content.startswith(pair[0])), (b"", None))
-    content = content[len(mark) :]
-    encoding = encoding or declared or _utf16_without_mark(content)
-    if encoding is None:
-        if content.isascii():
-            return content
-        try:
-            content.decode("utf-8")
-            return content
-        except UnicodeDecodeError:
-            encoding = "cp1252"
-            notes.append(f"{path} is not in UTF-8; it was read as Windows-1252 (declare encoding if that is wrong)")
-    try:
-        return content if codecs.lookup(encoding).name == "utf-8" and content.isascii() else _recode(content, encoding)
-    except UnicodeDecodeError as error:
-        if declared is None and encoding == "cp1252":
-            return _recode(content, "latin-1")
-        raise InputError(f"{path} is not a readable text in {encoding}: {error}.") from error
-
-
-def _recode(content: bytes, encoding: str) -> bytes:
-    return content.decode(encoding).encode("utf-8")
-
-
-def _utf16_without_mark(content: bytes) -> str | None:
-    start = content[:512]
-    odd, even = start[1::2].count(0), start[::2].count(0)
-    for zeros, encoding in ((odd, "utf-16-le"), (even, "utf-16-be")):
-        if zeros > 0.4 * len(start) and len(start) >= 2 and odd + even == zeros:
-            return encoding
-    return None
 
 
 def _end_of_header(text: bytes) -> int:
