@@ -115,7 +115,7 @@ def as_measured(clients, metrics=EVERY, positive=None):
     }
     statistics = {name: np.stack([np.stack([leaf, leaf]) for leaf in leaves]) for name, leaves in parts.items()}
     values = np.array([[[part.value(metric) for metric in metrics]] * 3 for part in clients])
-    return Measured(metrics, positive, values, statistics["confusion"][:, 1].sum(1), statistics)
+    return Measured(metrics, positive, values, statistics)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -232,6 +232,15 @@ def test_a_session_measures_every_client_by_its_own_model(name):
     assert np.array_equal(np.trace(measured.statistics["confusion"], axis1=2, axis2=3), correct[:, 1:].numpy())
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedgta", "centralised", "fedsage_plus", "majority"])
+def test_predicted_classes_are_counted_at_once_as_they_are_measured(name):
+    setup = measuring(contract_method(name))
+    session = Session(setup, InProcess(setup))
+    measured = session.round(1).measured["own"]
+    assert np.array_equal(session.count_predicted(1), measured.predicted)
+    assert np.array_equal(measured.predicted.sum(1), session.count_nodes()[1].flatten(0, 1)[:, 2].numpy())
+
+
 def test_all_kinds_of_models_are_measured():
     for method, models in ((FedAvg(), {"own", "global"}), (Local(), {"own"}), (DPSGD(), {"own", "trained"})):
         setup = measuring(method, ("auroc",))
@@ -333,7 +342,6 @@ def test_what_is_measured_is_declared_and_holds_no_raw_data(name):
     setup, replies = watched(method)
     assert {sent.field.partition("/")[2] for sent in replies} == {
         "values",
-        "predicted",
         "confusion",
         "histograms",
         "gaps",

@@ -227,8 +227,7 @@ def calibration_error(gaps: Floats, nodes: float) -> float:
 def measure(fleet: Fleet, logits: Tensor) -> Tree:
     """Returns the metrics of a client's nodes from logits of these, and what values over all clients are made of.
 
-    `values` are [1, pooled, 3, metrics], `predicted` the numbers of test nodes that are taken for each class. Where
-    more than the accuracy is asked for, `confusion`, `histograms` and `gaps` are for validation and test nodes.
+    `values` are [1, pooled, 3, metrics]; `confusion`, `histograms` and `gaps` are for validation and test nodes only.
     """
     labels = fleet.labels
     probabilities = logits.detach()[0].double().softmax(1).cpu().numpy()
@@ -247,9 +246,7 @@ def measure(fleet: Fleet, logits: Tensor) -> Tree:
             for pooled in range(labels.pooled_clients)
         ]
     fields = {name: np.stack([[kind[name] for kind in by_kind] for by_kind in replies]) for name in replies[0][0]}
-    reply = Tree(values=fields.pop("values"), predicted=fields["confusion"][:, -1].sum(1))
-    if fleet.metrics != ACCURACY:
-        reply |= {name: field[:, 1:] for name, field in fields.items()}
+    reply = {name: field if name == "values" else field[:, 1:] for name, field in fields.items()}
     return Tree({name: torch.from_numpy(field).unsqueeze(0) for name, field in reply.items()})
 
 
@@ -282,13 +279,18 @@ class Measured(NamedTuple):
     metrics: tuple[str, ...]
     positive: int | None
     values: Floats  # [clients, 3, metrics]; nan where one is not defined
-    predicted: Ints  # [clients, classes]: numbers of test nodes
-    statistics: dict[str, NDArray[Any]]  # [clients, 2, ...]: of validation and test nodes; none for accuracy alone
+    statistics: dict[str, NDArray[Any]]  # [clients, 2, ...]: of validation and test nodes
 
     @classmethod
     def of(cls, reply: Tree, metrics: tuple[str, ...], positive: int | None) -> Measured:
         arrays = {name: leaf.cpu().flatten(0, 1).numpy() for name, leaf in reply.items()}
-        return cls(metrics, positive, arrays.pop("values"), arrays.pop("predicted"), arrays)
+        return cls(metrics, positive, arrays.pop("values"), arrays)
+
+    @property
+    def predicted(self) -> Ints:
+        """Returns how many test nodes are taken for each class, [clients, classes]."""
+        counts: Ints = self.statistics["confusion"][:, POOLED_KINDS.index("test")].sum(1)
+        return counts
 
     def of_metric(self, metric: str) -> Floats:
         """Returns the values of one metric, [clients, 3]."""

@@ -38,8 +38,8 @@ NODE_COUNTS = Reveals("numbers of nodes, of all and in each mask", ())
 VOTE = Reveals("the client's vote in an average: a number of nodes", ())
 SCORES = Reveals("how many nodes a model classifies correctly")
 MEASURED = "where metrics beside the accuracy are asked for"
-METRIC_VALUES = Reveals("metrics of a model on the client's nodes", when=f"{MEASURED}, or accuracies once after a run")
-PREDICTED = Reveals("how many test nodes a model takes for each class", when=f"{MEASURED}, or once after a run")
+PREDICTED = Reveals("how many test nodes a model takes for each class", when="once, after the last round")
+METRIC_VALUES = Reveals("metrics of a model on the client's nodes", when=MEASURED)
 CONFUSION = Reveals("how many nodes of each class a model takes for each class", when=MEASURED)
 HISTOGRAMS = Reveals(
     "how many nodes of each class have a score in each of 1,000 ranges", when=f"{MEASURED}: AUROC, AUPRC"
@@ -51,7 +51,6 @@ def measures(step: str) -> dict[str, Reveals]:
     """Returns the declarations of a step that replies with `graft.federation.metrics.measure`."""
     fields = {
         "values": METRIC_VALUES,
-        "predicted": PREDICTED,
         "confusion": CONFUSION,
         "histograms": HISTOGRAMS,
         "gaps": GAPS,

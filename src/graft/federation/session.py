@@ -116,8 +116,8 @@ class Session:
     def count_predicted(self, number: int) -> Ints:
         """Returns how many test nodes of each client its own model takes for each class, [clients, classes]."""
         method, everyone = self.setup.method, Clients(self.engine, number, self.engine.members())
-        replies = method.ask_own_models(self.server, everyone, method.measure, method.measure_shared)
-        predicted: Ints = replies.predicted.flatten(0, 1).numpy()
+        steps = method.count_predicted, method.count_predicted_shared
+        predicted: Ints = method.ask_own_models(self.server, everyone, *steps).nodes.flatten(0, 1).cpu().numpy()
         return predicted
 
     def count_nodes(self) -> tuple[Tensor, Tensor]:
