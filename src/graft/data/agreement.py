@@ -104,7 +104,7 @@ def disagreements(tables: Sequence[NodeTable], names: Sequence[str]) -> list[Pro
                 )
             )
     weighted = [table.weights is not None for table in tables]
-    if tables[0].schema.directed and len(set(weighted)) > 1:
+    if tables and tables[0].schema.directed and len(set(weighted)) > 1:
         name = names[weighted.index(False)]
         problems.append(
             _client_problem(name, "edges have no weights, but those of others have", "declare weight in [schema.edges]")

@@ -27,6 +27,7 @@ from graft.errors import InputError
 
 SCALINGS = ("local", "federated")
 FEATURES = ("auto", "raw", "row", "l2", "standard")
+FEATURES = ("auto", "raw", "row", "l2", "standard")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +169,8 @@ def scale(
 
     One encoding may stand for all graphs, where these were cut out of one table.
     """
+    if features not in FEATURES:
+        raise InputError(f"There are no features '{features}'; choose one of {', '.join(FEATURES)}.")
     encoding = next((entry for entry in encodings or () if entry is not None), None)
     features = resolve_features(features, encodings)
     if features != "standard":
@@ -290,9 +293,10 @@ class Preparation:
     def from_json(cls, content: Any) -> Preparation:
         """Returns what `to_json` gave; anything else is refused with one sentence."""
         parsed = preparation_file.parse(content)
+        encoding = preparation_file.to_encoding(parsed)
         return cls(
-            preparation_file.to_encoding(parsed),
-            preparation_file.to_scaling(parsed),
+            encoding,
+            preparation_file.to_scaling(parsed, encoding),
             parsed.features,
             None if parsed.feature_names is None else tuple(parsed.feature_names),
             parsed.classes,

@@ -113,12 +113,14 @@ def to_encoding(content: PreparationContent) -> Encoding | None:
     return encoding
 
 
-def to_scaling(content: PreparationContent) -> Scaling | None:
-    """Returns the scaling."""
+def to_scaling(content: PreparationContent, encoding: Encoding | None) -> Scaling | None:
+    """Returns the scaling, where its columns are the numbers of the encoding."""
     saved = content.scaling
     if saved is None:
         return None
     columns = None if saved.columns is None else np.array(saved.columns, np.int64)
+    if encoding is not None and saved.mean is not None and not np.array_equal(columns, encoding.numeric):
+        raise InputError("The saved preparation cannot be used: scaling.columns are not the numbers of its encoding.")
     mean, deviation = (
         None if values is None else np.array(values, np.float64) for values in (saved.mean, saved.deviation)
     )
