@@ -10,7 +10,7 @@ from scipy.sparse import csr_array, issparse, vstack
 
 from graft.data.arrays import DamagedFileError
 from graft.data.graphs import Graph, Ints, make_graph
-from graft.data.plain_pickles import read_pickle
+from graft.data.plain_pickles import LARGEST_PICKLE, read_pickle
 
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 VALIDATION = 500  # nodes after the training nodes
@@ -49,6 +49,8 @@ def _read_matrix(path: Path) -> Any:
 
 
 def _read_test_nodes(path: Path, first: int, count: int) -> Ints:
+    if path.stat().st_size > LARGEST_PICKLE:
+        raise DamagedFileError(f"{path.name} is larger than {LARGEST_PICKLE:,} bytes")
     nodes = np.array([int(line) for line in path.read_text(encoding="ascii").split()])
     if len(nodes) != count or len(np.unique(nodes)) < count or nodes.min() != first:
         raise DamagedFileError(f"{path.name} does not number the {count} nodes of tx from {first} on")
