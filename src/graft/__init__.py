@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from graft.errors import DataWarning, GraftError, InputError, MemoryWarning, RunError
     from graft.experiments.build import build_federation, build_setup
     from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
+    from graft.experiments.load_result import load_result
+    from graft.experiments.prediction import ClientModel
+    from graft.experiments.predictions import Predictions
     from graft.experiments.result import Result
     from graft.experiments.run import resume, run
     from graft.federation.clients import Clients, Replies
@@ -74,6 +77,9 @@ _MODULES = {
     "errors": ("DataWarning", "GraftError", "InputError", "MemoryWarning", "RunError"),
     "experiments.build": ("build_federation", "build_setup"),
     "experiments.experiment": ("Experiment", "ExperimentSettings", "make_experiment"),
+    "experiments.load_result": ("load_result",),
+    "experiments.prediction": ("ClientModel",),
+    "experiments.predictions": ("Predictions",),
     "experiments.result": ("Result",),
     "experiments.run": ("resume", "run"),
     "federation.clients": ("Clients", "Replies"),
@@ -115,6 +121,7 @@ __all__ = [
     "NODES",
     "PLUGS",
     "VOTE",
+    "ClientModel",
     "Clients",
     "DataWarning",
     "Experiment",
@@ -135,6 +142,7 @@ __all__ = [
     "Peers",
     "Placement",
     "Plug",
+    "Predictions",
     "Replies",
     "Result",
     "Reveals",
@@ -164,6 +172,7 @@ __all__ = [
     "index_tensor",
     "linear",
     "load",
+    "load_result",
     "log_softmax",
     "make_experiment",
     "make_graph",

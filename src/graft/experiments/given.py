@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,20 @@ class Given:
             return add_plug(self.method, experiment.plug, experiment.settings)
         return self.method
 
-    def check(self, experiment: Experiment) -> None:
-        """Refuses to resume a run without the objects that it was given."""
+    def check(
+        self,
+        experiment: Experiment,
+        call: str = "resume",
+        needed: Collection[str] = ("dataset", "models", "method"),
+    ) -> None:
+        """Refuses to resume or open a run without those of the objects that it was given which are needed."""
         missing = [name for name in ("dataset", "models") if getattr(experiment, name) == GIVEN]
         if experiment.method not in METHODS and parse_reference(experiment.method) is None:
             missing.append("method")
         for name in missing:
-            if getattr(self, name) is None:
-                raise InputError(
-                    f"This run was given its {name} in Python: resume it there, graft.resume(..., {name}=...)."
-                )
+            if name in needed and getattr(self, name) is None:
+                way = "resume it there" if call == "resume" else "open it there"
+                raise InputError(f"This run was given its {name} in Python: {way}, graft.{call}(..., {name}=...).")
 
 
 def describe(method: str | Method, dataset: Any, models: Any, settings: Mapping[str, Any]) -> tuple[Experiment, Given]:

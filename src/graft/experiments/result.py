@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from graft.errors import InputError
 from graft.federation.metric_names import METRICS, format_metric
 from graft.files import printable
 from graft.tensors.trees import Tree
+
+if TYPE_CHECKING:
+    from graft.experiments.prediction import ClientModel, RunModels
 
 SHOWN = 50  # clients in the table of a notebook
 
@@ -22,6 +26,22 @@ class Result:
     server: Tree  # state after the last round
     clients: dict[int, Tree]  # state after the last round, every client's own model among it
     finished: bool = True  # False when Ctrl-C ended the run before its time
+    models: RunModels | None = None  # those of the best round and of the last, which `client` gives
+
+    def client(
+        self, client: str | int, *, model: Literal["own", "global"] = "own", at: Literal["best", "last"] = "best"
+    ) -> ClientModel:
+        """Returns a client's model, by its name or number: the one that it would use itself or the global one, as it
+        was in the best round or is after the last."""
+        if self.models is None:
+            raise InputError("This result holds no models.")
+        return self.models.client(client, model, at)
+
+    @property
+    def best_round(self) -> int:
+        """Returns the round whose models were best on validation nodes."""
+        best: int = self.summary["best_round"]
+        return best
 
     @property
     def accuracy(self) -> dict[str, Any]:

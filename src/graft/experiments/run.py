@@ -25,7 +25,7 @@ from graft.engines.loopback import Loopback
 from graft.engines.memory import budget
 from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
-from graft.experiments.best_models import GLOBAL, OWN, BestModels
+from graft.experiments.best_models import GLOBAL, OWN, BestModels, RoundModels, last_models
 from graft.experiments.build import build_federation, build_setup
 from graft.experiments.checkpoints import Checkpoint, Origin
 from graft.experiments.combinations import check_combination
@@ -33,13 +33,15 @@ from graft.experiments.experiment import Experiment, ExperimentSettings, make_ex
 from graft.experiments.experiment_files import experiment_text, read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.given import Given, describe
+from graft.experiments.prediction import RunModels
+from graft.experiments.prepared_data import describe_data, save_prepared
 from graft.experiments.recorder import Recorder
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.scores import Scores, describe_clients, describe_run, describe_traffic, warn_of_one_class
 from graft.federation.clients import Engine
 from graft.federation.method import Method
-from graft.federation.session import Session
+from graft.federation.session import Session, SessionState
 from graft.federation.setup import Setup
 from graft.files import checksum, explained
 from graft.methods.majority import Majority
@@ -138,6 +140,8 @@ def _start(
             if checkpoint is None:
                 directory.begin(origin.experiment)
                 cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
+                data = describe_data(federation, experiment, setup.membership is not None)
+                save_prepared(directory.preparation, data, directory.experiment_checksum())
             else:
                 checkpoint.origin.check(origin)
             recorder = Recorder(directory, origin)
@@ -205,16 +209,32 @@ class Run:
             while not self.finished and self.next_round(asked_to_stop):
                 pass
         state = self.session.state()
+        summary = self.summary(setup_seconds, time.perf_counter() - begun)
         result = Result(
-            summary=self.summary(setup_seconds, time.perf_counter() - begun),
+            summary=summary,
             rounds=self.scores.records,
             server=state.server,
             clients={client: strip_architectures(tree) for client, tree in state.clients.items()},
             finished=self.finished,
+            models=self.models(summary, state),
         )
         if self.recorder is not None and self.finished:
             self.recorder.finish(result.summary)
         return result
+
+    def models(self, summary: dict[str, Any], state: SessionState) -> RunModels:
+        """Returns the models of the best round and of the last one, ready to predict."""
+        setup, server, record = self.session.setup, self.session.server, self.scores.records[-1]
+        trees = last_models(setup.method, server, state)
+        return RunModels(
+            self.experiment,
+            setup,
+            describe_data(self.federation, self.experiment, setup.membership is not None),
+            self.best.kept,
+            lambda: {kind: RoundModels(record, tree) for kind, tree in trees.items()},
+            lambda: self.federation,
+            summary,
+        )
 
     def next_round(self, asked_to_stop: threading.Event) -> bool:
         """Runs a round and puts it on record, with a checkpoint where one is due; returns whether to go on."""

@@ -15,7 +15,7 @@ from graft.experiments.free_folder import check_free
 from graft.experiments.record_files import RoundLog, experiment_checksum, read_result, write_result
 from graft.files import Lock, explained, write_text
 
-RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json")
+RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json", "preparation.json")
 FOLDERS = ("best", "checkpoint", "checkpoint.old", "checkpoint.new")  # the last two were left by earlier versions
 
 
@@ -30,6 +30,7 @@ class RunDirectory:
         self.report = path / "report.html"
         self.checkpoint = path / "checkpoint"
         self.best = path / "best"
+        self.preparation = path / "preparation.json"
         self.log = RoundLog(path / "rounds.jsonl", self.experiment)
 
     def lock(self) -> Lock:

@@ -1,0 +1,1 @@
+"""Models that can be used without Graft."""

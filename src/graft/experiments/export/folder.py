@@ -1,0 +1,115 @@
+"""The folder that a model is exported to, and whether it holds what it should."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from graft.errors import InputError
+from graft.experiments.export.card import Described, write_card
+from graft.experiments.export.formats import FORMATS, TOLERANCE, check_format, first_line, largest_difference
+from graft.experiments.export.modules import build_module, state_of
+from graft.experiments.export.sources import Source, source_of
+from graft.files import explained
+from graft.tensors.trees import Tree
+
+FORMAT = "graft-export-1"
+CARD, CONFIG = "MODEL_CARD.md", "config.json"
+
+
+@dataclass(frozen=True)
+class Export:
+    """A model that is to be exported."""
+
+    about: Described
+    weights: Tree
+    name: str  # of the model in the experiment, as gcn4 or my_model.py:Net
+    settings: dict[str, Any]  # of the experiment: features, classes, width, dropout, head
+
+
+def check_export_folder(folder: Path, overwrite: bool) -> None:
+    """Refuses a folder that holds something, unless it is an earlier export that may be overwritten."""
+    with explained(f"{folder} cannot be written to", InputError):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; an export needs a folder.")
+        held = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+        if held and not overwrite:
+            raise InputError(f"{folder} exists already; choose another --out, or --overwrite it.")
+        if held and not {CARD, CONFIG} <= held:
+            raise InputError(f"{folder} is not an exported model, so it is not overwritten.")
+        if not folder.parent.is_dir():
+            raise InputError(f"{folder} cannot be written to: there is no folder {folder.parent}.")
+
+
+def write_export(export: Export, folder: Path, format: str | None = None, *, overwrite: bool = False) -> Path:
+    """Writes a folder whose model.py gives the same logits; it is there as a whole or not at all."""
+    check_format(format)
+    check_export_folder(folder, overwrite)
+    about = export.about
+    source = source_of(about.architecture, export.name, export.settings)
+    module = build_module(about.architecture, export.weights)
+    with explained(f"{folder} cannot be written to", InputError):
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            write_files(draft, export, source)
+            check_copy(draft, module, about.preparation.features)
+            if format is not None:
+                file, write = FORMATS[format]
+                write(module, about.preparation.features, draft / file)
+            draft.chmod(0o755)  # a temporary folder is its owner's alone
+            if folder.exists():
+                shutil.rmtree(folder)
+            draft.replace(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def write_files(draft: Path, export: Export, source: Source) -> None:
+    about = export.about
+    state = {name: leaf.contiguous() for name, leaf in state_of(about.architecture, export.weights).items()}
+    (draft / "model.safetensors").write_bytes(safetensors.torch.save(state))
+    (draft / "model.py").write_text(source.text, encoding="utf-8")
+    preparation = about.preparation
+    config = {
+        "format": FORMAT,
+        "model": source.settings,
+        "architecture": about.architecture.name,
+        "features": preparation.features,
+        "feature_names": None if preparation.feature_names is None else list(preparation.feature_names),
+        "classes": list(about.class_names),
+        "client": about.client,
+        "kind": about.kind,
+        "method": about.method_name,
+        "round": about.round,
+    }
+    (draft / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(preparation.to_json(), indent=1)
+    (draft / "preparation.json").write_text(f"{text}\n", encoding="utf-8")
+    (draft / CARD).write_text(write_card(about), encoding="utf-8")
+
+
+def check_copy(draft: Path, module: nn.Module, features: int) -> None:
+    """Refuses a copy that cannot be loaded on its own, or gives other logits than the model."""
+    try:
+        spec = spec_from_file_location("graft_exported_model", draft / "model.py")
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        copy = loaded.load()
+        with torch.no_grad():
+            difference = largest_difference(module, features, copy)
+    except Exception as error:  # a file that somebody brought may raise anything
+        raise InputError(f"The exported model.py cannot be used: {first_line(error)}.") from error
+    if difference > TOLERANCE:
+        raise InputError(f"The exported model.py gives other logits than the model, by {difference:.1g}.")

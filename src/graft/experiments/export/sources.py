@@ -1,0 +1,59 @@
+"""The source of an exported model: a copy of one of Graft's networks, or of the file that has your own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, NamedTuple
+
+from graft.errors import InputError
+from graft.experiments.export.modules import network_file, network_of, settings_of
+from graft.models import MODELS
+from graft.models.architecture import LayeredModel, Model
+from graft.models.build import accepted
+from graft.models.own import OwnModel
+from graft.registry import parse_reference
+
+LOADER = '''
+
+def load(folder=None):
+    """Returns the trained model in a folder, that of this file if none is given, in evaluation mode."""
+    import json
+    from pathlib import Path
+
+    from safetensors.torch import load_file
+
+    place = Path(__file__).parent if folder is None else Path(folder)
+    model = {name}(**json.loads((place / "config.json").read_text(encoding="utf-8"))["model"])
+    model.load_state_dict(load_file(place / "model.safetensors"))
+    return model.eval()
+'''
+
+
+class Source(NamedTuple):
+    """What model.py holds, and what `load` makes the model with."""
+
+    text: str
+    settings: dict[str, Any]
+
+
+def source_of(model: Model, name: str, experiment_settings: dict[str, Any]) -> Source:
+    """Returns the source of a model that the experiment calls by this name."""
+    if not isinstance(model, OwnModel):
+        network = network_of(model)
+        assert isinstance(model, LayeredModel)
+        return Source(inspect.getsource(network_file(network)), settings_of(model))
+    reference = parse_reference(name)
+    if reference is None or not reference.is_file:
+        raise InputError(
+            "Only a model that is given as my_model.py:Net can be exported with its source; for one that was given as "
+            "an object, result.client(...).module() returns it with its weights."
+        )
+    text = reference.path.read_text(encoding="utf-8")
+    if re.search(r"^(async )?def load\b|^load\s*=", text, re.MULTILINE):
+        raise InputError(f"{reference.path.name} has a function load already, which an exported model.py needs.")
+    entry = MODELS[name]
+    names = list(inspect.signature(entry).parameters)[:2]  # of features and classes
+    settings = dict(zip(names, (experiment_settings[key] for key in ("features", "classes")), strict=True))
+    others = {key: value for key, value in experiment_settings.items() if key not in ("features", "classes")}
+    return Source(text.rstrip() + "\n" + LOADER.format(name=reference.attribute), settings | accepted(entry, others))
