@@ -22,12 +22,11 @@ def read_benchmark_npz(path: Path, name: str) -> Graph:
         raise DamagedFileError(f"{path.name} lacks {' and '.join(missing)}")
     x: Any = _join(arrays, "attr")
     links = _join(arrays, "adj")
-    if x.nnz > SPARSE_BELOW * x.shape[0] * x.shape[1]:
-        x = x.toarray()  # now, as sorting so many cells, which are in any order, would take longer than all the rest
-        x[x > 0] = 1
-    else:
+    x.data = x.data > 0  # truth values, so that a cell that comes twice is still 1
+    if x.nnz <= SPARSE_BELOW * x.shape[0] * x.shape[1]:
         x.sum_duplicates()
-        x.data[x.data > 0] = 1
+    else:
+        x = x.toarray()  # now, as sorting so many cells, which are in any order, would take longer than all the rest
     if links.shape != (x.shape[0], x.shape[0]):
         raise DamagedFileError(f"{path.name} joins {links.shape} nodes, but has features of {x.shape[0]}")
     return make_graph(name, x, np.stack(links.tocoo().coords), arrays["labels"])
