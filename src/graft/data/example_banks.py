@@ -1,4 +1,4 @@
-"""Three banks' exports of accounts and payments, made up, with all that makes real exports tedious.
+"""Three banks' exports of accounts and payments, made up: about 5,000 accounts, and all that makes real exports tedious.
 
 What is wrong with them on purpose:
 
@@ -51,7 +51,7 @@ class Bank:
 BANKS = (
     Bank(
         "alpha",
-        5200,
+        2000,
         ("north", "south", "city"),
         ";",
         "latin-1",
@@ -59,10 +59,10 @@ BANKS = (
         decimal=",",
         date_form="%d.%m.%Y",
     ),
-    Bank("beta", 4800, ("city", "coast"), ",", "utf-8-sig", {}, missing="NA", foreign=0.03),
+    Bank("beta", 1800, ("city", "coast"), ",", "utf-8-sig", {}, missing="NA", foreign=0.03),
     Bank(
         "gamma",
-        5000,
+        1200,
         ("north", "city", "islands"),
         "|",
         "utf-8",

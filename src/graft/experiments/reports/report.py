@@ -314,6 +314,11 @@ def arrow(start: complex, end: complex, leave: float, arrive: float, head: float
     return f"M{points[0]}Q{points[1]} {points[2]}M{points[3]}L{points[2]}L{points[4]}"
 
 
+def total_bytes(result: dict[str, Any]) -> int:
+    """Returns all that was sent in a run, whichever way."""
+    return sum(result["communication"][f"{way}_bytes"] for way in ("up", "down", "peer"))
+
+
 def comparison(results: Sequence[dict[str, Any]]) -> Table:
     """Returns a table of runs; those that differ only in their seed become one row with mean and deviation."""
     rows: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
@@ -340,7 +345,7 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     for name in (*metrics, *headlines.values(), "sent", "ms a round"):
         table.add_column(name, justify="right")
     for key, group in rows.items():
-        sent = mean(sum(result["communication"].values()) for result in group)
+        sent = mean(total_bytes(result) for result in group)
         table.add_row(
             *(value for value, differs in zip(key, varies, strict=False) if differs),
             key[-1],
