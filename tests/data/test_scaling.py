@@ -64,6 +64,16 @@ def test_a_client_without_a_value_leaves_the_others_moments_alone():
         assert (merged.counts[0], merged.means[0], merged.spreads[0]) == (2, 2, 2)
 
 
+def test_moments_can_be_those_of_some_nodes_only():
+    xs = clients()
+    rows = [np.arange(len(x)) % 2 == 0 for x in xs]
+    scalings, _ = standard(xs, None, [None] * 3, True, rows)
+    pooled = np.concatenate([x[keep] for x, keep in zip(xs, rows, strict=True)]).astype(np.float64)
+    np.testing.assert_allclose(scalings[0].mean, pooled.mean(axis=0), rtol=1e-9)
+    nobody = [np.zeros(len(x), bool) for x in xs]
+    assert standard(xs, None, [None] * 3, True, nobody)[0][0].deviation.tolist() == [0, 0, 0]
+
+
 def test_sparse_features_become_dense_for_standard_alone():
     x = csr_array(np.eye(30, dtype=np.float32))
     graph = make_graph("sparse", x, [[0], [1]], np.arange(30) % 2)

@@ -22,7 +22,7 @@ def own_classes(source: Source) -> tuple[str, ...]:
 
 def agree_on_classes(sources: Sequence[Source]) -> tuple[tuple[str, ...] | None, list[Ints]]:
     """Returns the classes of all clients together, sorted, and every client's labels in them; None for numbers that
-    nobody named."""
+    nobody named, and where there is no label."""
     if all(isinstance(source, Graph) and source.class_names is None for source in sources):
         return None, [source.y for source in sources]
     spelling: dict[str, str] = {}
@@ -34,7 +34,7 @@ def agree_on_classes(sources: Sequence[Source]) -> tuple[tuple[str, ...] | None,
     for source in sources:
         own = [position[name.casefold()] for name in class_spelling(own_classes(source)).values()]
         labels.append(np.array([*own, -1], np.int64)[source.y])
-    return names, labels
+    return names or None, labels
 
 
 def find_positive(declared: Iterable[str | None], class_names: tuple[str, ...] | None) -> str | None:

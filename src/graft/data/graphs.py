@@ -287,7 +287,7 @@ def largest_component(graph: Graph) -> Graph:
 
 
 def normalise(graph: Graph, normalisation: str) -> Graph:
-    """Returns the same graph with its features scaled by one of `NORMALISATIONS`."""
+    """Returns the same graph with its features scaled by one of `NORMALISATIONS`, each node by itself."""
     if normalisation not in NORMALISATIONS:
         raise InputError(
             f"There is no feature normalisation '{normalisation}'; choose one of {', '.join(NORMALISATIONS)}."
@@ -309,19 +309,8 @@ def _divide_rows(x: Features, lengths: NDArray[np.float32]) -> Features:
     return csr_array(x * scale[:, None]) if issparse(x) else x * scale[:, None]
 
 
-def _standard(x: Features) -> Features:
-    dense = x.toarray() if issparse(x) else x
-    centred = dense - dense.mean(axis=0, dtype=np.float64).astype(np.float32)
-    deviation = np.sqrt(np.square(centred).mean(axis=0, dtype=np.float64)).astype(np.float32)
-    constant = dense.min(axis=0) == dense.max(axis=0)
-    centred /= np.where(constant | (deviation == 0), 1, deviation)
-    centred[:, constant] = 0
-    return centred
-
-
 NORMALISATIONS: dict[str, Callable[[Features], Features]] = {
     "raw": lambda x: x,
     "row": _row,
     "l2": _l2,
-    "standard": _standard,
 }

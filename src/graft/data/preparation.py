@@ -131,7 +131,7 @@ def _class_exchange(sources: Sequence[Source], class_names: tuple[str, ...] | No
 def _class_count(class_names: tuple[str, ...] | None, sources: Sequence[Source]) -> int:
     if class_names is not None:
         return len(class_names)
-    return max(source.classes for source in sources if isinstance(source, Graph))
+    return max((source.classes for source in sources if isinstance(source, Graph)), default=1)
 
 
 def _table_graph(table: NodeTable, encoding: Encoding, y: Ints, class_names: tuple[str, ...] | None) -> Graph:
@@ -164,10 +164,12 @@ def scale(
     encodings: Sequence[Encoding | None] | None,
     features: str = "auto",
     scaling: str = "local",
+    fitted_on: Sequence[Bools] | None = None,
 ) -> Scaled:
     """Returns the graphs with scaled features: of tables the numbers alone, of other graphs all.
 
-    One encoding may stand for all graphs, where these were cut out of one table.
+    One encoding may stand for all graphs, where these were cut out of one table. Moments are those of all nodes, or of
+    those that `fitted_on` marks in each graph.
     """
     if features not in FEATURES:
         raise InputError(f"There are no features '{features}'; choose one of {', '.join(FEATURES)}.")
@@ -178,7 +180,7 @@ def scale(
         return Scaled([_scaled(graph, plain, None) for graph in graphs], [plain] * len(graphs), Exchange())
     columns = None if encoding is None else encoding.numeric
     missing = [None if encoding is None else missing_cells(graph, encoding) for graph in graphs]
-    scalings, exchange = standard([graph.x for graph in graphs], columns, missing, scaling == "federated")
+    scalings, exchange = standard([graph.x for graph in graphs], columns, missing, scaling == "federated", fitted_on)
     scaled = [_scaled(*parts) for parts in zip(graphs, scalings, missing, strict=True)]
     return Scaled(scaled, scalings, exchange)
 

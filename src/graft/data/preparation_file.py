@@ -119,7 +119,7 @@ def to_scaling(content: PreparationContent, encoding: Encoding | None) -> Scalin
     if saved is None:
         return None
     columns = None if saved.columns is None else np.array(saved.columns, np.int64)
-    if encoding is not None and saved.mean is not None and not np.array_equal(columns, encoding.numeric):
+    if encoding is not None and saved.mean is not None and saved.columns != encoding.numeric.tolist():
         raise InputError("The saved preparation cannot be used: scaling.columns are not the numbers of its encoding.")
     mean, deviation = (
         None if values is None else np.array(values, np.float64) for values in (saved.mean, saved.deviation)

@@ -71,9 +71,19 @@ class Scaling:
 
 
 def standard(
-    xs: Sequence[Features], columns: Ints | None, missing: Sequence[Bools | None], shared: bool
+    xs: Sequence[Features],
+    columns: Ints | None,
+    missing: Sequence[Bools | None],
+    shared: bool,
+    fitted_on: Sequence[Bools] | None = None,
 ) -> tuple[list[Scaling], Exchange]:
-    """Returns the standard scaling of every client: its own, or where moments are shared, that of all together."""
+    """Returns the standard scaling of every client: its own, or where moments are shared, that of all together.
+
+    `fitted_on` says which nodes count, such as those that training may see.
+    """
+    if fitted_on is not None:
+        xs = [x[rows] for x, rows in zip(xs, fitted_on, strict=True)]
+        missing = [None if gaps is None else gaps[rows] for gaps, rows in zip(missing, fitted_on, strict=True)]
     own = [moments(x, columns, gaps) for x, gaps in zip(xs, missing, strict=True)]
     if not shared or len(own) == 1:
         return [Scaling("standard", columns, part.means, part.deviation) for part in own], Exchange()
@@ -99,6 +109,9 @@ def moments(x: Features, columns: Ints | None = None, missing: Bools | None = No
 
 def _moments(values: Doubles, present: Bools) -> Moments:
     # From the first value: a constant column has a spread of exactly 0, and large means cost no digits.
+    if not len(values):
+        nothing = np.zeros(values.shape[1])
+        return Moments(nothing.astype(np.int64), nothing, nothing)
     reference = values[present.argmax(axis=0), np.arange(values.shape[1])]
     values -= reference
     values[~present] = 0
