@@ -118,6 +118,7 @@ def test_array_that_means_nothing_here_is_not_even_read(npz):
         (["cat", "", "ant"], [1, -1, 0], ("ant", "cat")),
         (["cat", "NA", " ant "], [1, -1, 0], ("ant", "cat")),
         (["10", "nan", "9"], [1, -1, 0], ("9", "10")),
+        (["2.0", "n/a", "02"], [0, -1, 0], ("2",)),
         (["10", "-1", "x"], [0, -1, 1], ("10", "x")),
         ([b"b", b"na", b"a"], [1, -1, 0], ("a", "b")),
         ([["b"], [""], ["a"]], [1, -1, 0], ("a", "b")),
@@ -135,6 +136,8 @@ def test_names_of_classes_order_labels_that_are_text(npz):
     assert graph.classes == 3
     with pytest.raises(InputError, match="'mine' has the label 'hgih', which is not one of its class_names"):
         load(npz(y=["low", "hgih", ""], class_names=["low", "middle", "high"]))
+    with pytest.raises(InputError, match="Two of the class_names of 'mine' are the same"):
+        load(npz(y=["low", "high", ""], class_names=["low", "low", "high"]))
 
 
 @pytest.mark.parametrize("y", [None, ["", "NA", "-1"], [-1, -1, -1], [np.nan] * 3])

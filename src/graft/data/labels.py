@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graft.data.graphs import MOST_CLASSES
+from graft.data.tables.classes import UNLABELLED, class_spelling, sort_classes
 from graft.errors import InputError
 from graft.files import printable
-
-UNLABELLED = ("", "-1", "na", "nan")  # in lower case
 
 
 def encode_labels(
@@ -26,24 +25,19 @@ def encode_labels(
     cells = np.char.strip(as_text(labels).ravel())
     labelled = ~np.isin(np.char.lower(cells), UNLABELLED)
     written, codes = np.unique(cells[labelled], return_inverse=True)
-    names = tuple(sorted_names(written.tolist()) if class_names is None else class_names)
+    spelling = class_spelling(written.tolist())
+    names = sort_classes(spelling.values()) if class_names is None else tuple(class_names)
     if len(names) > MOST_CLASSES:
         raise InputError(f"'{name}' has {len(names)} classes, and {MOST_CLASSES} are the most.")
-    number = {class_name: code for code, class_name in enumerate(names)}
-    foreign = next((cell for cell in written.tolist() if cell not in number), None)
+    position = {spelled: code for code, spelled in enumerate(class_spelling(names).values())}
+    if len(position) < len(names):
+        raise InputError(f"Two of the class_names of '{name}' are the same.")
+    foreign = next((cell for cell, spelled in spelling.items() if spelled not in position), None)
     if foreign is not None:
         raise InputError(f"'{name}' has the label '{printable(foreign)}', which is not one of its class_names.")
     encoded = np.full(len(cells), -1, np.int64)
-    encoded[labelled] = np.array([number[cell] for cell in written.tolist()], np.int64)[codes]
+    encoded[labelled] = np.array([position[spelled] for spelled in spelling.values()], np.int64)[codes]
     return encoded.reshape(labels.shape), names or None
-
-
-def sorted_names(names: Sequence[str]) -> list[str]:
-    """Returns the names of classes in order: 2 before 10 where all are whole numbers, otherwise by the alphabet."""
-    try:
-        return sorted(names, key=int)
-    except ValueError:
-        return sorted(names)
 
 
 def as_text(cells: NDArray[Any]) -> NDArray[np.str_]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+UNLABELLED = ("-1", "-1.0", "", "na", "n/a", "nan", "null", "none")  # in lower case
+
 
 def class_spelling(labels: Iterable[str]) -> dict[str, str]:
     """Returns how each label is written everywhere: whole numbers without zeros before or after."""

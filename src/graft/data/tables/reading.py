@@ -9,7 +9,7 @@ import polars as pl
 
 from graft.data.graphs import Bools, Ints, Times
 from graft.data.schema import ClientFiles, Schema
-from graft.data.tables.classes import class_spelling, sort_classes
+from graft.data.tables.classes import UNLABELLED, class_spelling, sort_classes
 from graft.data.tables.columns import list_wrong_cells, read_columns, read_dates
 from graft.data.tables.ends import read_edges
 from graft.data.tables.folders import read_sheets
@@ -19,7 +19,6 @@ from graft.data.tables.problems import Problems, TableError
 from graft.data.tables.sheets import Sheet
 from graft.data.tables.values import parse_numbers, without_missing
 
-UNLABELLED = ("-1", "-1.0", "", "na", "n/a", "nan", "null", "none")  # in lower case
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
     ("validation", "val", "valid", "dev"), "validation"
 )
