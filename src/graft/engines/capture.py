@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from graft.engines.client_group import ClientGroup, shallow_copy, storage_of
+from graft.engines.fetching import fetch, pack_bytes, unpack_bytes
 from graft.errors import RunError
 from graft.federation.clients import Round
 from graft.federation.fleet import Call, Fleet
 from graft.federation.server import Server
 from graft.tensors.randomness import SeedBuffer, Stream
-from graft.tensors.trees import Tree, broadcast_tree, flatten, map_tree, unflatten
+from graft.tensors.trees import Tree, broadcast_tree, flatten, map_tree
 
 
 class Message(NamedTuple):
@@ -41,32 +42,69 @@ class Message(NamedTuple):
 
 
 StepFunction = Callable[..., Any]
+CHANGES_PYTHON = "a module changes what it keeps in Python"
 
 
 class StepCapture:
     """The captured steps of one group of clients, and the fixed buffers that hold its state from then on."""
 
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
-        """Without a stream it gets one of its own: what runs at the same time must not share library buffers."""
-        self.stream = torch.cuda.Stream() if stream is None else stream
-        self._seen: set[Any] = set()
+    def __init__(self, stream: torch.cuda.Stream, *, watched: bool = False) -> None:
+        """What runs at the same time must not share library buffers, so it needs a stream of its own.
+
+        Steps that may do anything, since a user's module is part of them, are `watched` before they are captured.
+        """
+        self.stream = stream
+        self._watched = watched
+        self._seen: Counter[Any] = Counter()
+        self._plain: set[Any] = set()  # steps that cannot be captured
         self._states: dict[Any, Tree] = {}
         self.captured: dict[Any, CapturedStep] = {}
 
     def run(self, function: StepFunction, group: ClientGroup, fleet: Fleet, step: str, message: Message) -> Any:
-        """Runs a step: plainly the first time, captured the second, replayed from then on; `join` before use."""
+        """Runs a step: plainly the first time, captured the second, replayed from then on; `join` before use.
+
+        A watched one is run plainly twice.
+        """
         with self.beside(fleet, message):
             # The first run may create state (optimisers); only what stays the same from call to call can be replayed.
             shape = shape_of(group.state)
             key = (step, *map(shape_of, message), shape)
-            if key not in self.captured and key in self._seen:
-                if shape not in self._states:
-                    self._states[shape] = map_tree(torch.clone, group.state)
-                self.captured[key] = CapturedStep(function, fleet, self._states[shape], message, self.stream)
+            if key not in self.captured and key not in self._plain:
+                self._seen[key] += 1
+                if self._watched and self._seen[key] == 2:
+                    return self._watch(key, function, fleet, message)
+                if self._seen[key] > 1 + self._watched:
+                    self._capture(key, function, group, fleet, message)
             if key in self.captured:
                 return self.captured[key].replay(group, fleet, message)
-            self._seen.add(key)
             return function(fleet, *step_arguments(message, fleet))
+
+    def _capture(self, key: Any, function: StepFunction, group: ClientGroup, fleet: Fleet, message: Message) -> None:
+        shape = key[-1]
+        if shape not in self._states:
+            self._states[shape] = map_tree(torch.clone, group.state)
+        try:
+            self.captured[key] = CapturedStep(function, fleet, self._states[shape], message, self.stream)
+        except RuntimeError as error:
+            if not self._watched:
+                raise
+            self._run_plainly(key, str(error).partition("\n")[0])
+
+    def _watch(self, key: Any, function: StepFunction, fleet: Fleet, message: Message) -> Any:
+        """Runs a step, and finds out whether a replay would do the same."""
+        waits: list[str] = []
+        before = fleet.model.host_state()
+        with watch_synchronisation(waits):
+            reply = function(fleet, *step_arguments(message, fleet))
+        if waits:
+            self._run_plainly(key, f"Python waits for the device at {', '.join(waits[:3])}")
+        elif fleet.model.host_state() != before:
+            self._run_plainly(key, CHANGES_PYTHON)
+        return reply
+
+    def _run_plainly(self, key: Any, reason: str) -> None:
+        self._plain.add(key)
+        warnings.warn(f"Step '{key[0]}' is not captured: {reason}.", RuntimeWarning, stacklevel=3)
 
     @contextmanager
     def beside(self, fleet: Fleet, message: Message) -> Iterator[None]:
@@ -151,18 +189,15 @@ class RoundCapture:
 
     def _watch(self, server: Server, round: Round) -> tuple[Tree, Any]:
         """Runs a round and proves that all it changes would change in a replay, too."""
-        before = self._host_values(server)
+        before, modules = self._host_values(server), self._module_states()
         self.watching, self.waits = True, []
         with watch_synchronisation(self.waits):
             tensors, facts = round()
         self.watching = False
         if self.waits:
-            self.possible = False
-            warnings.warn(
-                f"Rounds are not captured as a whole: Python waits for the device at {', '.join(self.waits[:3])}.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._give_up(f"Python waits for the device at {', '.join(self.waits[:3])}")
+        elif self._module_states() != modules:
+            self._give_up(CHANGES_PYTHON)
         elif self.possible:
             self._check_state(server)
             if self._host_values(server) != before:
@@ -171,6 +206,13 @@ class RoundCapture:
                     "what changes as tensors of the state, or declare capturable = False."
                 )
         return fetch(tensors, facts)
+
+    def _give_up(self, reason: str) -> None:
+        self.possible = False
+        warnings.warn(f"Rounds are not captured as a whole: {reason}.", RuntimeWarning, stacklevel=3)
+
+    def _module_states(self) -> list[Any]:
+        return [group.fleet.model.host_state() for group in self._groups]
 
     def _host_values(self, server: Server) -> list[Any]:
         caches = [server.cache, *(cache for group in self._groups for cache in group.fleet.caches)]
@@ -277,34 +319,13 @@ def watch_synchronisation(waits: list[str]) -> Iterator[None]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-Layout = list[tuple[str, torch.Size, torch.dtype]]
+STREAMS = 8  # that fleets are captured on, side by side
 
 
-def fetch(tensors: Tree, facts: Any) -> tuple[Tree, Any]:
-    """Copies a round's tensors to the host in one go; what a method computed on the host is there already."""
-    on_gpu = Tree({path: leaf for path, leaf in flatten(tensors) if leaf.is_cuda})
-    if not on_gpu:
-        return tensors, facts
-    data, layout = pack_bytes(on_gpu)
-    return unflatten(dict(flatten(tensors)) | dict(flatten(unpack_bytes(data.cpu(), layout)))), facts
-
-
-def pack_bytes(tensors: Tree) -> tuple[Tensor, Layout]:
-    """Returns a tree of tensors as bytes, the widest numbers first so that each begins at a multiple of its size."""
-    flat = sorted(flatten(tensors), key=lambda pair: -pair[1].element_size())
-    layout = [(path, leaf.shape, leaf.dtype) for path, leaf in flat]
-    parts = [leaf.detach().reshape(-1).view(torch.uint8) for _, leaf in flat]
-    return (torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)), layout
-
-
-def unpack_bytes(data: Tensor, layout: Layout) -> Tree:
-    """Returns the tree that `pack_bytes` made these bytes of."""
-    tensors, start = {}, 0
-    for path, shape, dtype in layout:
-        size = shape.numel() * dtype.itemsize
-        tensors[path] = data[start : start + size].view(dtype).view(shape)
-        start += size
-    return unflatten(tensors)
+def capture_streams(count: int) -> list[torch.cuda.Stream]:
+    """Returns a stream for each of so many fleets, some of them the same; the first is that of everything else."""
+    streams = [side_stream(), *(torch.cuda.Stream() for _ in range(min(count, STREAMS) - 1))]
+    return [streams[index % len(streams)] for index in range(count)]
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ from graft.engines.capture import (
     NotCaptured,
     RoundCapture,
     StepCapture,
-    fetch,
+    capture_streams,
     side_stream,
     step_arguments,
 )
@@ -31,6 +31,7 @@ from graft.engines.client_group import (
     stack_states,
 )
 from graft.engines.failures import StepFailed
+from graft.engines.fetching import fetch
 from graft.engines.memory import Plan, budget, estimate, mapped_zeros, parameters_of, plan
 from graft.errors import MemoryWarning
 from graft.federation.clients import Replies, Request, Round, StepLosses, check_reply
@@ -61,13 +62,15 @@ class InProcess:
             setup.method.start_client(fleet)
             # Initial weights are one tensor seen by all clients; from here on each client has its own.
             group.state = self._keep(fleet.state)
-        # Your own modules may do anything, so only steps of native models are captured.
         capture = setup.device.type == "cuda" and setup.capture and self.plan.roomy
-        native = [group for group in self.groups if capture and group.fleet.model.stackable]
         # The first group shares the stream of everything else; further ones run side by side with it.
-        self._steps = {id(group): StepCapture(None if index else side_stream()) for index, group in enumerate(native)}
-        # Rounds can be captured as a whole where everybody takes part in all of them, with a native model.
-        whole = capture and len(native) == len(self.groups) and setup.participation == 1
+        streams = capture_streams(len(self.groups)) if capture else []
+        self._steps = {
+            id(group): StepCapture(stream, watched=not group.fleet.model.stackable)
+            for group, stream in zip(self.groups, streams, strict=False)
+        }
+        # Rounds can be captured as a whole where everybody takes part in all of them.
+        whole = capture and setup.participation == 1
         self.rounds = RoundCapture(self.groups, setup.device) if whole else None
         self._capturing: RoundCapture | None = None  # while a round runs that may be captured as a whole
 

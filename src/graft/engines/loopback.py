@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from graft.engines.capture import Message, fetch, step_arguments
+from graft.engines.capture import Message, step_arguments
 from graft.engines.client_group import select_fields
 from graft.engines.failures import StepFailed
+from graft.engines.fetching import fetch
 from graft.engines.in_process import labelled_losses
 from graft.engines.messages import DamagedMessage, add_client_axis, drop_client_axis, pack, unpack
 from graft.errors import InputError

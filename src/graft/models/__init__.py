@@ -27,6 +27,11 @@ MODELS: Registry[Callable[..., Model | nn.Module]] = Registry(
         "sgc": "graft.models.sgc:SGC",
         "mlp": "graft.models.mlp:MLP",
         "ortho_gcn": "graft.models.ortho_gcn:OrthoGCN",
+        "pyg:GCN": "graft.models.pyg:gcn",
+        "pyg:GAT": "graft.models.pyg:gat",
+        "pyg:GraphSAGE": "graft.models.pyg:graph_sage",
+        "pyg:GIN": "graft.models.pyg:gin",
+        "pyg:PNA": "graft.models.pyg:pna",
     },
     group="graft.models",
 )
@@ -37,6 +42,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "scales": ("sgc", "gcn", "gcn4", "gcn6", "gcn8"),
 }
 DEEPEST = 64
+PYG_MODULE, PYG = "torch_geometric.nn.models:", "pyg:"  # where PyG's models are, and how they are called here
 
 __all__ = ["FAMILIES", "MODELS", "Model", "Output", "assign_models", "build_model", "list_models", "parse_model"]
 
@@ -51,19 +57,32 @@ def parse_model(text: str) -> tuple[str, int | None]:
 
     Your own model, as 'my_model.py:Net', has the depth that it has.
     """
-    if text in MODELS or parse_reference(text):
+    text = text.replace(PYG_MODULE, PYG)
+    if text in MODELS or (parse_reference(text) and not text.startswith(PYG)):
         MODELS.check(text)
         return text, None
-    match = re.fullmatch(r"([a-z_]+)-?(\d{0,9})", text)
+    match = re.fullmatch(r"([a-z_]+|pyg:[A-Za-z]+)-?(\d{0,9})", text)
     if match is None or match[1] not in MODELS:
-        raise InputError(
-            f"Unknown model '{text}': there are {', '.join(MODELS)}, each with an optional depth as in gcn4, "
-            f"the families {', '.join(FAMILIES)}, and your own as my_model.py:MyClass."
-        )
+        raise InputError(unknown_model(text))
     depth = int(match[2] or 2)
     if not 1 <= depth <= DEEPEST:
         raise InputError(f"Model '{text}' asks for {depth} layers; between 1 and {DEEPEST} are possible.")
     return match[1], depth
+
+
+def unknown_model(text: str) -> str:
+    """Returns a sentence about a name that no model has."""
+    of_pyg = [name for name in MODELS if name.startswith(PYG)]
+    if text.startswith(PYG):
+        return (
+            f"Unknown model '{text}': of PyG's there are {', '.join(of_pyg)}, each with an optional depth as in "
+            "pyg:GCN3; any other can be made in a file of your own, as my_model.py:MyClass."
+        )
+    own = [name for name in MODELS if name not in of_pyg]
+    return (
+        f"Unknown model '{text}': there are {', '.join(own)}, each with an optional depth as in gcn4, PyG's "
+        f"{', '.join(of_pyg)}, the families {', '.join(FAMILIES)}, and your own as my_model.py:MyClass."
+    )
 
 
 if not TYPE_CHECKING:  # a type checker would take it that any name exists

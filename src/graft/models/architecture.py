@@ -51,6 +51,10 @@ class Model:
         """Returns the outputs at some nodes alone; what they do not depend on need not be computed."""
         return Output(*map(rows.gather, self(weights, rows.graph, random)))
 
+    def host_state(self) -> Any:
+        """Returns what it keeps in Python and may change when it is called, to compare: a replay would not."""
+        return None
+
     def select(self, chosen: Sequence[int]) -> Model:  # noqa: ARG002
         """Returns the model of some clients of a fleet."""
         return self

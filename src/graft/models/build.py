@@ -38,7 +38,9 @@ def build_model(
     if isinstance(entry, type) and issubclass(entry, LayeredModel):
         return build_layered(entry, model, features, classes, depth=depth or 2, **settings)
     if depth is not None:
-        raise InputError(f"Model '{name}' takes no depth, so there is no '{model}'.")
+        if "depth" not in inspect.signature(entry).parameters:
+            raise InputError(f"Model '{name}' takes no depth, so there is no '{model}'.")
+        settings["depth"] = depth
     return build_own(entry, name, features, classes, seed, settings)
 
 
@@ -55,10 +57,15 @@ def build_own(entry: Any, name: str, features: int, classes: int, seed: int, set
             ) from error
     if isinstance(built, nn.Module):
         built = OwnModel(built)
-        built.name = MODELS.label(name)
+        built.name = label_of(name, settings.get("depth"))
     if not isinstance(built, Model):
         raise InputError(f"Model '{name}' is neither a graft.Model nor an nn.Module but a {type(built).__name__}.")
     return built
+
+
+def label_of(name: str, depth: int | None) -> str:
+    """Returns what a model is called in records: its name, with the depth where it is not the usual one."""
+    return MODELS.label(name) if depth in (None, 2) else f"{MODELS.label(name)}{depth}"
 
 
 def build_layered(kind: type[LayeredModel], name: str, features: int, classes: int, **settings: Any) -> Model:

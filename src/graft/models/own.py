@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from graft.graphs.fleet_graph import FleetGraph
 from graft.models.architecture import Model, Output
+from graft.models.own_inputs import GraphInputs, inputs_of
+from graft.models.own_random import drawing, generator_states, have_moved, host_bits, lent_generators, stream_dropout
+from graft.models.recorder import Constants, python_state, record
+from graft.models.recording import Recording
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, Weights, flatten, unflatten
+
+Parameters = Mapping[str, Tensor]
 
 
 class OwnModel(Model):
@@ -22,6 +33,11 @@ class OwnModel(Model):
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.frozen = frozenset(name.replace(".", "/") for name, _ in module.named_buffers())
+        self.takes_weights = takes_edge_weight(module)
+        self.not_recordable = ""  # why a pass could not be recorded
+        self._draws: bool | None = None  # whether it draws from PyTorch's generators on a GPU; None before it has run
+        self._names: dict[str, str] = {}  # of paths
+        self._recordings: WeakKeyDictionary[FleetGraph, dict[Any, Recording]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return repr(self.module)
@@ -33,19 +49,97 @@ class OwnModel(Model):
         )
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
-        parameters = {path.replace("/", "."): leaf[0] for path, leaf in flatten(weights)}
-        features = graph.features
-        x = features[0] if isinstance(features, Tensor) else features.dense()[0]
-        edge_index = torch.stack([graph.neighbours.row_of, graph.neighbours.columns.long()])
-        if graph.neighbours.values is not None:
-            edge_index = edge_index[:, graph.neighbours.values > 0]
-        self.module.train(random is not None)
-        if random is None:
-            output = torch.func.functional_call(self.module, parameters, (x, edge_index))
-        else:
-            # The module draws from PyTorch's global generator; lend it one seeded for this client and step.
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-                torch.manual_seed(int(random.bits(1)))
-                output = torch.func.functional_call(self.module, parameters, (x, edge_index))
+        parameters = {self._name(path): leaf.squeeze(0) for path, leaf in flatten(weights)}
+        inputs = inputs_of(graph)
+        with self._randomness(random, inputs.edge_index.device):
+            recording = self._recording(parameters, graph, inputs, random)
+            output = self._run(parameters, inputs, random) if recording is None else recording(parameters)
         embedding, logits = output if isinstance(output, tuple) else (output, output)
         return Output(embedding.unsqueeze(0), logits.unsqueeze(0))
+
+    def _name(self, path: str) -> str:
+        return self._names.get(path) or self._names.setdefault(path, path.replace("/", "."))
+
+    def _run(self, parameters: Parameters, inputs: GraphInputs, random: Stream | None, x: Tensor | None = None) -> Any:
+        """Runs the module itself."""
+        self.module.train(random is not None)
+        keywords = {}
+        if inputs.edge_weight is not None and self.takes_weights:
+            keywords["edge_weight"] = inputs.edge_weight
+        elif inputs.weighted:
+            warn_of_weights(self.module)
+        arguments = (inputs.x if x is None else x, inputs.edge_index)
+        return torch.func.functional_call(self.module, dict(parameters), arguments, keywords)
+
+    def _recording(
+        self, parameters: Parameters, graph: FleetGraph, inputs: GraphInputs, random: Stream | None
+    ) -> Recording | None:
+        """Returns the recorded pass on a graph, made when the graph is first seen; None where there can be none."""
+        if not inputs.lasting or self.not_recordable:
+            return None
+        recordings = self._recordings.setdefault(graph, {})
+        kind = random is not None, torch.is_grad_enabled(), tuple(parameters)
+        if kind in recordings:
+            return recordings[kind]
+        if inputs.edge_index.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        x = inputs.dense()
+        given = [x, inputs.edge_index, *([] if inputs.edge_weight is None else [inputs.edge_weight])]
+        sparse = {} if inputs.sparse is None else {id(x): inputs.sparse}
+        try:
+            recordings[kind] = record(
+                self.module,
+                lambda parameters: self._run(parameters, inputs, random, x),
+                parameters,
+                Constants([*given, *self._unsaved_buffers()], sparse),
+                random,
+            )
+        except Exception as error:  # a module may do anything; what is wrong with it is said by running it
+            self.not_recordable = str(error) or type(error).__name__
+        return recordings.get(kind)
+
+    def _unsaved_buffers(self) -> list[Tensor]:
+        saved = self.module.state_dict()
+        return [buffer for name, buffer in self.module.named_buffers() if name not in saved]
+
+    @contextmanager
+    def _randomness(self, random: Stream | None, device: torch.device) -> Iterator[None]:
+        """Has the module draw what belongs to this client and step.
+
+        On a GPU a seed for PyTorch's generators can only be waited for, so a module that does not need one gets none.
+        """
+        if random is None:
+            yield
+            return
+        draw = drawing(stream_dropout(random))
+        if device.type == "cpu":
+            with lent_generators(device, host_bits(random)), draw:
+                yield
+        elif self._draws is False:
+            random.draws += 1  # the seed
+            with draw:
+                yield
+        else:
+            with lent_generators(device, int(random.bits(1))), draw:
+                seeded = generator_states(device)
+                yield
+                self._draws = bool(self._draws) or have_moved(device, seeded)
+
+    def host_state(self) -> Any:
+        return python_state(self.module)
+
+
+def takes_edge_weight(module: nn.Module) -> bool:
+    """Returns whether a module can be given the weights of edges; PyG's models take them where their layers do."""
+    return "edge_weight" in inspect.signature(module.forward).parameters and getattr(
+        module, "supports_edge_weight", True
+    )
+
+
+def warn_of_weights(module: nn.Module) -> None:
+    """Warns, once a module, that it does not see the weights of edges."""
+    warnings.warn(
+        f"{type(module).__name__}.forward has no parameter edge_weight, so it does not see the weights of edges.",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,114 @@
+"""A module's forward pass on one graph as a list of operations, without the Python around them.
+
+A graph does not change in a run. So all that a layer works out of the graph alone (degrees, normalisation, self-loops,
+on which a GPU would have to wait; the mean of its neighbours' features) is the same in every pass: it is computed while
+the pass is recorded, and kept as far as something that is trained reads it. What is left is run again with other
+weights, products with mostly empty matrices as sparse ones.
+
+A recording is right for a module whose operations do not depend on the values of its weights, on random numbers other
+than dropout, or on what it keeps in Python. Whether that is so is found out while recording, and by running the
+recording with other weights against the module; where it is not, there is no recording, and the module itself is run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Slot(NamedTuple):
+    """A tensor that is another one in every pass, by its number."""
+
+    number: int
+
+
+class Step(NamedTuple):
+    """One operation."""
+
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+    output: Any  # the slots of what it returns, in its shape; None of what is no tensor
+    last: tuple[int, ...] = ()  # slots that nobody reads after it
+
+
+class Recording:
+    """The operations of a forward pass."""
+
+    def __init__(self, names: Sequence[str], slots: int, steps: list[Step], output: Any) -> None:
+        self.names, self.output = names, output
+        self._slots = slots
+        self.steps = with_last_uses(steps, output)
+
+    def __call__(self, parameters: Mapping[str, Tensor]) -> Any:
+        """Returns what the module returns with these parameters and buffers, which it may change in place."""
+        values: list[Any] = [parameters[name] for name in self.names]
+        values += [None] * (self._slots - len(values))
+        for function, arguments, keywords, output, last in self.steps:
+            filled = [fill(argument, values) for argument in arguments]
+            if keywords:
+                result = function(*filled, **{name: fill(value, values) for name, value in keywords.items()})
+            else:
+                result = function(*filled)
+            if type(output) is Slot:
+                values[output.number] = result
+            elif output is not None:
+                assign(output, result, values)
+            for number in last:
+                values[number] = None
+        return fill(self.output, values)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Returns the name of an operation; of the getter of an attribute, that of the attribute."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Returns what some nested lists, tuples and dictionaries hold."""
+    if isinstance(tree, list | tuple) and type(tree) is not Slot:
+        return [leaf for part in tree for leaf in leaves(part)]
+    if isinstance(tree, dict):
+        return [leaf for part in tree.values() for leaf in leaves(part)]
+    return [tree]
+
+
+def fill(template: Any, values: Sequence[Any]) -> Any:
+    """Returns a template with the values of its slots."""
+    kind = type(template)
+    if kind is Slot:
+        return values[template.number]
+    if kind is list or kind is tuple:
+        return kind(fill(part, values) for part in template)
+    return template
+
+
+def assign(output: Any, result: Any, values: list[Any]) -> None:
+    """Puts what an operation returned into its slots."""
+    if type(output) is Slot:
+        values[output.number] = result
+    elif output is not None:
+        for slot, part in zip(output, result, strict=True):
+            assign(slot, part, values)
+
+
+def reads_of(steps: Sequence[Step], output: Any) -> Counter[int]:
+    """Returns how often each slot is read."""
+    templates = [(step.arguments, dict(step.keywords)) for step in steps]
+    return Counter(leaf.number for leaf in leaves([templates, output]) if type(leaf) is Slot)
+
+
+def with_last_uses(steps: Sequence[Step], output: Any) -> list[Step]:
+    """Returns the steps, each with the slots that can be freed after it."""
+    needed = {leaf.number for leaf in leaves(output) if type(leaf) is Slot}
+    ended = []
+    for step in reversed(steps):
+        touched = leaves([step.arguments, dict(step.keywords), step.output])
+        last = {leaf.number for leaf in touched if type(leaf) is Slot} - needed
+        needed |= last
+        ended.append(step._replace(last=tuple(last)))
+    return ended[::-1]
