@@ -302,6 +302,17 @@ def test_new_nodes_with_unknown_categories_empty_cells_and_no_label_are_prepared
     assert np.isfinite(dense(new)).all()
 
 
+def test_new_tables_need_no_split_time_or_column_that_is_no_feature(load):
+    nodes = "id,label,f,currency,split,seen\na,x,1,EUR,train,1\nb,y,2,EUR,test,2\n"
+    table = load("alpha", nodes, "source,target,t\na,b,1\n", Schema(time="seen", edge_time="t"))
+    encoded, scaled = prepare([table], ["alpha"])
+    preparation = preparations(encoded, scaled)[0]
+    new = preparation.apply(load("new", "id,f,label_of_box\np,1,3\n", "source,target\n", preparation.schema))
+    np.testing.assert_allclose(dense(new), [[-1]])
+    with pytest.raises(InputError, match="no column 'f'"):
+        load("new", "id,currency\np,EUR\n", "source,target\n", preparation.schema)
+
+
 def test_unknown_categories_are_other_where_there_was_one(load, monkeypatch):
     monkeypatch.setattr("graft.data.agreement.MOST_CATEGORIES", 2)
     _, again, _ = saved([load("alpha", ALPHA), load("beta", BETA)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,24 @@ class Encoding:
         amount = "weight" if self.weighted else "edges"
         degrees = [f"log(1 + {way} {amount})" for way in ("incoming", "outgoing")] if self.directed else []
         return (*(name for column in self.columns for name in column.features), *degrees)
+
+    @property
+    def schema_of_new_tables(self) -> Schema:
+        """Returns the schema without columns that features are not made of: new tables may lack splits and times."""
+        names = {kind: tuple(column.name for column in self.columns if column.kind == kind) for kind in KINDS}
+        forms = {name: form for name, form in self.schema.date_formats.items() if name in names["date"]}
+        lists = {name: known for name, known in self.schema.categories.items() if name in names["category"]}
+        return replace(
+            self.schema,
+            numeric=names["number"],
+            categorical=names["category"],
+            date=names["date"],
+            date_formats=forms,
+            categories=lists,
+            split=None,
+            time=None,
+            edge_time=None,
+        )
 
     @cached_property
     def numeric(self) -> Ints:

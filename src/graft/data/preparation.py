@@ -224,8 +224,8 @@ class Preparation:
 
     @property
     def schema(self) -> Schema | None:
-        """Returns what the columns of new tables mean; None where the client had none."""
-        return None if self.encoding is None else self.encoding.schema
+        """Returns what the columns of new tables mean, which need no more than the features; None without tables."""
+        return None if self.encoding is None else self.encoding.schema_of_new_tables
 
     @property
     def positive_class(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 
 import polars as pl
 
@@ -14,6 +15,7 @@ from graft.data.tables.usual_names import FILLERS, ID_NAMES, LABEL_NAMES, SOURCE
 from graft.registry import close_to
 
 SHARE_OF_IDS = 0.5  # of the values of a column that are ids, for it to be an end of edges
+MISSPELT = 0.8  # similarity of names from which on a missing label is a typing error
 SAMPLE = 100_000  # rows of edges that are looked at
 
 
@@ -98,10 +100,11 @@ def _check_declared(schema: Schema, nodes: Sheet, edges: Sheet, problems: Proble
                 1,
             )
     label = schema.label
-    if label is not None and label not in nodes.columns and close_to(label, nodes.columns):
+    misspelt = get_close_matches(label or "", nodes.columns, n=1, cutoff=MISSPELT)
+    if label is not None and label not in nodes.columns and misspelt:
         problems.add(
             nodes.path,
-            f"there is no column '{label}', the label{close_to(label, nodes.columns)}",
+            f"there is no column '{label}', the label (did you mean '{misspelt[0]}'?)",
             "rename the column, or correct the schema",
             1,
         )
