@@ -1,4 +1,4 @@
-"""Three banks' exports of accounts and payments, made up: about 5,000 accounts, and all that makes real exports tedious.
+"""Three banks' exports of accounts and payments, made up: about 5,000 accounts, and what makes real exports tedious.
 
 What is wrong with them on purpose:
 
@@ -6,7 +6,7 @@ What is wrong with them on purpose:
 * beta: UTF-8 with a byte order mark, ids with leading zeros, cells that say NA, payments to accounts of other banks;
 * gamma: tables with other names and bars between cells, a branch that no other bank has, labels for a third of its
   accounts only, accounts that paid themselves;
-* all: one account in thirty is a fraud, amounts over six orders of magnitude, empty cells, a column of free text and
+* all: one account in thirty is a fraud, amounts over five orders of magnitude, empty cells, a column of free text and
   one that is the same for everybody.
 """
 
@@ -131,8 +131,7 @@ def make_payments(bank: Bank, ids: Sequence[str], ring: NDArray[np.int64], rando
     inside = [random.choice(group, size=(2 * len(group), 2)) for group in members if len(group) > 1]
     within = np.concatenate([*inside, np.empty((0, 2), np.int64)])
     pairs = np.concatenate([np.stack([source, target], axis=1), within])
-    different = pairs[:, 0] != pairs[:, 1]
-    pairs = random.permutation(pairs[different])
+    pairs = random.permutation(pairs[pairs[:, 0] != pairs[:, 1]])
     own = random.integers(accounts, size=round(bank.own * len(pairs)))
     pairs = np.concatenate([pairs, np.stack([own, own], axis=1)])
     receivers = [ids[end] for end in pairs[:, 1]]
@@ -141,7 +140,7 @@ def make_payments(bank: Bank, ids: Sequence[str], ring: NDArray[np.int64], rando
     return {
         "sender": [ids[end] for end in pairs[:, 0]],
         "receiver": receivers,
-        "amount": np.round(np.exp(random.normal(4, 1.8, len(pairs))) + 0.01, 2).tolist(),
+        "amount": np.round(np.exp(random.normal(4 + 1.2 * (ring[pairs] > 0).all(axis=1), 1.2)) + 0.01, 2).tolist(),
         "paid": [FIRST_DAY + timedelta(days=int(day)) for day in random.integers(3000, 3285, len(pairs))],
     }
 
