@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +36,7 @@ class OwnModel(Model):
         self.not_recordable = ""  # why a pass could not be recorded
         self._draws: bool | None = None  # whether it draws from PyTorch's generators on a GPU; None before it has run
         self._names: dict[str, str] = {}  # of paths
-        self._recordings: WeakKeyDictionary[FleetGraph, dict[Any, Recording]] = WeakKeyDictionary()
+        self._warned = False
 
     def __repr__(self) -> str:
         return repr(self.module)
@@ -52,7 +51,7 @@ class OwnModel(Model):
         parameters = {self._name(path): leaf.squeeze(0) for path, leaf in flatten(weights)}
         inputs = inputs_of(graph)
         with self._randomness(random, inputs.edge_index.device):
-            recording = self._recording(parameters, graph, inputs, random)
+            recording = self._recording(parameters, inputs, random)
             output = self._run(parameters, inputs, random) if recording is None else recording(parameters)
         embedding, logits = output if isinstance(output, tuple) else (output, output)
         return Output(embedding.unsqueeze(0), logits.unsqueeze(0))
@@ -66,28 +65,26 @@ class OwnModel(Model):
         keywords = {}
         if inputs.edge_weight is not None and self.takes_weights:
             keywords["edge_weight"] = inputs.edge_weight
-        elif inputs.weighted:
+        elif inputs.weighted and not self._warned:
+            self._warned = True
             warn_of_weights(self.module)
         arguments = (inputs.x if x is None else x, inputs.edge_index)
         return torch.func.functional_call(self.module, dict(parameters), arguments, keywords)
 
-    def _recording(
-        self, parameters: Parameters, graph: FleetGraph, inputs: GraphInputs, random: Stream | None
-    ) -> Recording | None:
+    def _recording(self, parameters: Parameters, inputs: GraphInputs, random: Stream | None) -> Recording | None:
         """Returns the recorded pass on a graph, made when the graph is first seen; None where there can be none."""
         if not inputs.lasting or self.not_recordable:
             return None
-        recordings = self._recordings.setdefault(graph, {})
-        kind = random is not None, torch.is_grad_enabled(), tuple(parameters)
-        if kind in recordings:
-            return recordings[kind]
+        kind = self, random is not None, torch.is_grad_enabled(), tuple(parameters)
+        if kind in inputs.recordings:
+            return inputs.recordings[kind]
         if inputs.edge_index.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         x = inputs.dense()
         given = [x, inputs.edge_index, *([] if inputs.edge_weight is None else [inputs.edge_weight])]
         sparse = {} if inputs.sparse is None else {id(x): inputs.sparse}
         try:
-            recordings[kind] = record(
+            inputs.recordings[kind] = record(
                 self.module,
                 lambda parameters: self._run(parameters, inputs, random, x),
                 parameters,
@@ -96,7 +93,7 @@ class OwnModel(Model):
             )
         except Exception as error:  # a module may do anything; what is wrong with it is said by running it
             self.not_recordable = str(error) or type(error).__name__
-        return recordings.get(kind)
+        return inputs.recordings.get(kind)
 
     def _unsaved_buffers(self) -> list[Tensor]:
         saved = self.module.state_dict()
@@ -137,9 +134,9 @@ def takes_edge_weight(module: nn.Module) -> bool:
 
 
 def warn_of_weights(module: nn.Module) -> None:
-    """Warns, once a module, that it does not see the weights of edges."""
+    """Warns that a module does not see the weights of edges."""
     warnings.warn(
-        f"{type(module).__name__}.forward has no parameter edge_weight, so it does not see the weights of edges.",
+        f"{type(module).__name__} takes no edge_weight in its forward pass, so it does not see the weights of edges.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from graft.graphs.fleet_graph import FleetGraph, MaskedFeatures
+from graft.models.recording import Recording
 from graft.tensors.sparse import BlockSparse
 
 
@@ -21,6 +23,7 @@ class GraphInputs:
         self._base = None if graph.base is None else inputs_of(graph.base)
         self.sparse = features if isinstance(features, BlockSparse) else None
         self.lasting = graph.cacheable  # whether the graph is used again and again
+        self.recordings: dict[Any, Recording] = {}  # of passes of modules on it
         self.weighted = graph.weighted and (graph.cacheable or graph.base is not None)  # not: 0 where there is no edge
         if self._base is None:
             self.edge_index = torch.stack([neighbours.row_of, neighbours.columns.long()])

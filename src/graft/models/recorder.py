@@ -3,7 +3,7 @@ kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -204,7 +204,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 def fill_in(output: Any, slots: Mapping[int, Slot]) -> Any:
     """Returns a module's output with slots for its tensors."""
-    if isinstance(output, list | tuple):
+    if isinstance(output, tuple):
         return tuple(fill_in(part, slots) for part in output)
     return slots[id(output)]
 
@@ -221,7 +221,7 @@ def record(
     It leaves no trace: buffers and random numbers are those of the pass to come.
     """
     device = constants.tensors[0].device
-    trial = map_parameters(torch.clone, parameters)
+    trial = copies(parameters)
     recorder = Recorder(trial, constants, None if random is None else stream_dropout(again(random)))
     host, generators = python_state(module), generator_states(device)
     with drawing(recorder.draw) if random is not None else nullcontext(), recorder:
@@ -231,7 +231,8 @@ def record(
     if have_moved(device, generators):
         raise NotRecordable("it draws random numbers other than dropout")
     recording = recorder.finish(output)
-    check(recording, run, map_parameters(torch.neg, parameters), random)
+    trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    check(recording, run, copies(parameters, negated=trained), random)
     return recording
 
 
@@ -239,7 +240,7 @@ def check(recording: Recording, run: Run, parameters: Parameters, random: Stream
     """Refuses a recording that does not give what the module gives with these parameters, or not its gradients."""
     results = []
     for function in (run, recording):
-        trial = map_parameters(torch.clone, parameters)
+        trial = copies(parameters)
         with drawing(stream_dropout(again(random))) if random is not None else nullcontext():
             outputs = tensors_in(function(trial))
         results.append((outputs, gradients(outputs, list(trial.values())), list(trial.values())))
@@ -247,10 +248,10 @@ def check(recording: Recording, run: Run, parameters: Parameters, random: Stream
         raise NotRecordable("what it does depends on the values of its weights")
 
 
-def map_parameters(function: Callable[[Tensor], Tensor], parameters: Parameters) -> dict[str, Tensor]:
-    """Returns parameters that are changed by a function, and buffers, which want no gradient, as copies."""
+def copies(parameters: Parameters, negated: Collection[str] = ()) -> dict[str, Tensor]:
+    """Returns copies of parameters and buffers, some of them negated."""
     return {
-        name: (function(leaf.detach()).requires_grad_() if leaf.requires_grad else leaf.clone())
+        name: (torch.neg if name in negated else torch.clone)(leaf.detach()).requires_grad_(leaf.requires_grad)
         for name, leaf in parameters.items()
     }
 
