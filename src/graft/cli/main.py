@@ -13,9 +13,11 @@ from graft.cli.check import check
 from graft.cli.check_method import check_method
 from graft.cli.console import guarded, say
 from graft.cli.example import example
+from graft.cli.export import export
 from graft.cli.listing import list_names
 from graft.cli.many_values import ManyValues
 from graft.cli.partition import partition
+from graft.cli.predict import predict
 from graft.cli.report import report
 from graft.cli.reproduce import reproduce
 from graft.cli.run import resume, run
@@ -44,7 +46,7 @@ def options(
 
 
 app.command(cls=ManyValues)(guarded(run))
-for command in (example, resume, report, partition, check, reproduce):
+for command in (example, resume, predict, export, report, partition, check, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))

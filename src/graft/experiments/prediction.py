@@ -25,8 +25,8 @@ from graft.errors import InputError
 from graft.experiments.best_models import GLOBAL, OWN, RoundModels
 from graft.experiments.experiment import Experiment
 from graft.experiments.export.card import Described
-from graft.experiments.export.folder import Export, check_export_folder, write_export
-from graft.experiments.export.formats import FORMATS, check_format
+from graft.experiments.export.destination import FORMATS, check_export_folder, check_format
+from graft.experiments.export.folder import Export, write_export
 from graft.experiments.export.modules import build_module
 from graft.experiments.predictions import Predictions
 from graft.experiments.prepared_data import PreparedData
@@ -200,7 +200,7 @@ class ClientModel:
             self.class_names,
             self.run.facts,
             self.models.record,
-            None if format is None else FORMATS[format][0],
+            None if format is None else FORMATS[format],
         )
         names = list_models(experiment.models) if isinstance(experiment.models, str) else experiment.models
         settings = {name: getattr(experiment, name) for name in ("width", "dropout", "head")}

@@ -56,10 +56,15 @@ class PreparedData:
             return (self.names or ()).index(client)
         number = int(client) if isinstance(client, int) or (client.isascii() and client.isdigit()) else -1
         if isinstance(client, bool) or not 0 <= number < self.clients:
-            listed = [*map(printable, self.names[:MOST_LISTED])] if self.names else [f"0 to {self.clients - 1}"]
-            more = f" and {self.clients - MOST_LISTED} more" if self.names and self.clients > MOST_LISTED else ""
-            raise InputError(f"There is no client '{printable(client)}'; there are {', '.join(listed)}{more}.")
+            raise InputError(f"There is no client '{printable(client)}'; there are {self.listed()}.")
         return number
+
+    def listed(self) -> str:
+        """Returns the names, or the range of the numbers, of all clients."""
+        if self.names is None:
+            return "0" if self.clients == 1 else f"0 to {self.clients - 1}"
+        more = f" and {self.clients - MOST_LISTED} more" if self.clients > MOST_LISTED else ""
+        return ", ".join(map(printable, self.names[:MOST_LISTED])) + more
 
     def name(self, client: int) -> str:
         """Returns what people call a client."""

@@ -16,14 +16,14 @@ from torch import nn
 
 from graft.errors import InputError
 from graft.experiments.export.card import Described, write_card
-from graft.experiments.export.formats import FORMATS, TOLERANCE, check_format, first_line, largest_difference
+from graft.experiments.export.destination import CARD, CONFIG, FORMATS, check_export_folder, check_format
+from graft.experiments.export.formats import TOLERANCE, WRITERS, first_line, largest_difference
 from graft.experiments.export.modules import build_module, state_of
 from graft.experiments.export.sources import Source, source_of
 from graft.files import explained
 from graft.tensors.trees import Tree
 
 FORMAT = "graft-export-1"
-CARD, CONFIG = "MODEL_CARD.md", "config.json"
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,6 @@ class Export:
     weights: Tree
     name: str  # of the model in the experiment, as gcn4 or my_model.py:Net
     settings: dict[str, Any]  # of the experiment: features, classes, width, dropout, head
-
-
-def check_export_folder(folder: Path, overwrite: bool) -> None:
-    """Refuses a folder that holds something, unless it is an earlier export that may be overwritten."""
-    with explained(f"{folder} cannot be written to", InputError):
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file; an export needs a folder.")
-        held = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-        if held and not overwrite:
-            raise InputError(f"{folder} exists already; choose another --out, or --overwrite it.")
-        if held and not {CARD, CONFIG} <= held:
-            raise InputError(f"{folder} is not an exported model, so it is not overwritten.")
-        if not folder.parent.is_dir():
-            raise InputError(f"{folder} cannot be written to: there is no folder {folder.parent}.")
 
 
 def write_export(export: Export, folder: Path, format: str | None = None, *, overwrite: bool = False) -> Path:
@@ -63,8 +49,7 @@ def write_export(export: Export, folder: Path, format: str | None = None, *, ove
             write_files(draft, export, source)
             check_copy(draft, module, about.preparation.features)
             if format is not None:
-                file, write = FORMATS[format]
-                write(module, about.preparation.features, draft / file)
+                WRITERS[format](module, about.preparation.features, draft / FORMATS[format])
             draft.chmod(0o755)  # a temporary folder is its owner's alone
             if folder.exists():
                 shutil.rmtree(folder)

@@ -95,16 +95,7 @@ def write_onnx(module: nn.Module, features: int, path: Path) -> None:
         raise InputError(f"This model as ONNX gives other logits, by {difference:.1g}; leave --format out.")
 
 
-FORMATS: dict[str, tuple[str, Callable[[nn.Module, int, Path], None]]] = {
-    "torchscript": ("model.pt", write_torchscript),
-    "onnx": ("model.onnx", write_onnx),
-}
-
-
-def check_format(format: str | None) -> None:
-    """Refuses a format that there is not."""
-    if format is not None and format not in FORMATS:
-        raise InputError(f"There is no format '{format}'; choose one of {', '.join(FORMATS)}.")
+WRITERS: dict[str, Callable[[nn.Module, int, Path], None]] = {"torchscript": write_torchscript, "onnx": write_onnx}
 
 
 def largest_difference(module: nn.Module, features: int, other: Callable[..., Any]) -> float:
