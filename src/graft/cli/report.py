@@ -49,7 +49,7 @@ def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool) 
     """Print for each client whether joining helps it."""
     from rich.table import Table
 
-    from graft.federation.metric_names import METRICS, format_metric
+    from graft.federation.metric_names import METRICS, format_difference, format_metric
 
     metric = verdicts[0].metric
     table = Table(
@@ -60,21 +60,22 @@ def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool) 
         table.add_column(name, justify="left" if name in ("client", "verdict") else "right")
     for entry in verdicts:
         scores = (format_metric(metric, score, "-") for score in (entry.alone, entry.federated))
-        interval = "-" if entry.low is None else f"{signed(metric, entry.low)} to {signed(metric, entry.high)}"
-        cells = [safe(str(entry.client)), *scores, signed(metric, entry.difference), interval, entry.verdict]
-        table.add_row(*cells, *([signed(metric, entry.contribution)] if contribution else []))
+        interval = (
+            "-"
+            if entry.low is None
+            else f"{format_difference(metric, entry.low)} to {format_difference(metric, entry.high)}"
+        )
+        cells = [
+            safe(str(entry.client)),
+            *scores,
+            format_difference(metric, entry.difference, "-"),
+            interval,
+            entry.verdict,
+        ]
+        table.add_row(*cells, *([format_difference(metric, entry.contribution, "-")] if contribution else []))
     out_console.print(table)
     more = " gives the others: how much better they are with it than without, on average." if contribution else ""
     say(f"Positive differences are improvements; the interval is by bootstrap over the client's test nodes.{more}")
-
-
-def signed(metric: str, value: float | None) -> str:
-    """Returns a difference with its sign: of shares, in points of percent."""
-    from graft.federation.metric_names import METRICS
-
-    if value is None:
-        return "-"
-    return f"{100 * value:+.1f}" if METRICS[metric].percent else f"{value:+.3f}"
 
 
 def show_results(results: list[dict[str, Any]], folder: Path) -> None:

@@ -15,7 +15,7 @@ from graft.experiments.free_folder import check_free
 from graft.experiments.record_files import RoundLog, experiment_checksum, read_result, write_result
 from graft.files import Lock, explained, write_text
 
-RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json", "preparation.json")
+RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json", "preparation.json", "verdicts.json")
 FOLDERS = ("best", "checkpoint", "checkpoint.old", "checkpoint.new")  # the last two were left by earlier versions
 
 

@@ -34,6 +34,10 @@ class Verdict:
     verdict: str
     contribution: float | None = None  # what the others' models gain on average by this client's taking part
 
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        return self.low, self.high
+
     def with_contribution(self, gain: float | None) -> Verdict:
         """Returns the verdict with what the client gives to the others."""
         return replace(self, contribution=gain)

@@ -60,3 +60,10 @@ def format_metric(metric: str, value: float | None, missing: str = "none") -> st
     if value is None:
         return missing
     return f"{100 * value:.1f} %" if METRICS[metric].percent else f"{value:.3f}"
+
+
+def format_difference(metric: str, value: float | None, missing: str = "none") -> str:
+    """Returns a difference with its sign: of shares, in points of percent."""
+    if value is None:
+        return missing
+    return f"{100 * value:+.1f}" if METRICS[metric].percent else f"{value:+.3f}"

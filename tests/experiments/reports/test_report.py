@@ -5,18 +5,16 @@ import re
 
 import pytest
 
+from graft.experiments.reports.links import arrow, link_networks, link_weights, network, weight_from_others
 from graft.experiments.reports.report import (
-    arrow,
     best_round_of_each_client,
     busiest_peers,
-    link_networks,
-    link_weights,
     mean_std,
     method_details,
-    network,
     readable_bytes,
-    weight_from_others,
+    verdict_table,
 )
+from graft.experiments.verdicts import Verdict
 
 
 def test_each_client_may_stop_at_its_own_best_validation_round():
@@ -136,3 +134,10 @@ def test_one_scale_serves_all_rounds():
 def test_the_busiest_peer_of_any_round_is_named():
     rounds = [{"details": {"busiest_sender_bytes": n, "busiest_receiver_bytes": 5000}} for n in (10, 2000, 30)]
     assert [value for _, value in busiest_peers(rounds)] == ["2.0 kB", "5.0 kB"]
+
+
+def test_verdicts_name_the_client_and_say_what_joining_changes():
+    text = verdict_table([Verdict("<alpha>", "auprc", 40, 0.5, 0.625, 0.125, 0.01, 0.25, "joining helps", -0.02)])
+    for part in ("&lt;alpha&gt;", "50.0 %", "62.5 %", "+12.5", "+1.0 to +25.0", "joining helps", "-2.0"):
+        assert part in text
+    assert verdict_table([]) == ""

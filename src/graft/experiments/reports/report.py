@@ -12,8 +12,11 @@ from typing import Any
 
 from rich.table import Table
 
+from graft.experiments.joining import read_verdicts
+from graft.experiments.reports.links import link_networks
 from graft.experiments.run_directory import RunDirectory
-from graft.federation.metric_names import METRICS, format_metric
+from graft.experiments.verdicts import Verdict
+from graft.federation.metric_names import METRICS, format_difference, format_metric
 from graft.files import write_text
 
 STYLE = """
@@ -33,19 +36,20 @@ CURVES = {
 }
 
 
-LinkWeights = dict[tuple[int, int], float]  # (to, from) -> weight
-Client = int | str  # a number, or a name
-
-
 def write_report(directory: Path, drawn: Sequence[int] | None = None) -> Path:
     """Writes report.html of a finished run, one file without scripts; `drawn` are the rounds whose links it shows."""
     run = RunDirectory(directory)
     result, rounds = run.read_record()
-    write_text(run.report, page(result, rounds, drawn))
+    write_text(run.report, page(result, rounds, drawn, read_verdicts(directory)))
     return run.report
 
 
-def page(result: dict[str, Any], rounds: Sequence[dict[str, Any]], drawn: Sequence[int] | None = None) -> str:
+def page(
+    result: dict[str, Any],
+    rounds: Sequence[dict[str, Any]],
+    drawn: Sequence[int] | None = None,
+    verdicts: Sequence[Verdict] = (),
+) -> str:
     """Returns the HTML of a run's report."""
     accuracy = result["accuracy"]
     title = f"{result['method']} on {result['dataset']}, {result['clients']} clients, seed {result['seed']}"
@@ -76,6 +80,7 @@ models<br><span class="note">at the round with the best validation {title_of_met
 {format_metric(metric, headline["validation"])}</span></p>
 {"".join(f"<p><b>Note.</b> {escape(warning)}</p>" for warning in result.get("warnings", []))}
 {metric_table(result)}
+{verdict_table(verdicts)}
 {"".join(score_curves(rounds, name) for name in dict.fromkeys((*result.get("metrics", {}), "accuracy")))}
 {link_networks(rounds, [row["client"] for row in result["per_client"]], drawn)}
 <h2>Facts</h2>
@@ -99,6 +104,29 @@ def metric_table(result: dict[str, Any]) -> str:
         for name, scores in table.items()
     ]
     return f"<h2>Metrics</h2>{html_table(('', *(columns[name] for name in present)), rows)}" if rows else ""
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> str:
+    """Returns whether joining helps each client, and what it gives to the others; empty where that was not asked."""
+    if not verdicts:
+        return ""
+    metric = verdicts[0].metric
+    head = ("client", "alone", "in the federation", "difference", "95 % interval", "verdict", "gives the others")
+    rows = [
+        (
+            verdict.client,
+            *(format_metric(metric, score) for score in (verdict.alone, verdict.federated)),
+            format_difference(metric, verdict.difference),
+            " to ".join(format_difference(metric, end) for end in verdict.interval),
+            verdict.verdict,
+            format_difference(metric, verdict.contribution),
+        )
+        for verdict in verdicts
+    ]
+    return f"""<h2>Does joining help?</h2>{html_table(head, rows)}
+<p class="note">{METRICS[metric].title} on each client's own test nodes; positive differences are improvements. The
+interval is by bootstrap over the test nodes. What a client gives the others is how much better they are with it than
+without, on average.</p>"""
 
 
 def client_table(result: dict[str, Any]) -> str:
@@ -203,115 +231,6 @@ def busiest_peers(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     verbs = {"busiest_sender_bytes": "sent", "busiest_receiver_bytes": "received"}
     most = {field: max((record["details"].get(field, 0) for record in rounds), default=0) for field in verbs}
     return [(f"Most that one peer {verb} in a round", readable_bytes(most[field])) for field, verb in verbs.items()]
-
-
-def link_networks(rounds: Sequence[dict[str, Any]], peers: Sequence[Client], drawn: Sequence[int] | None = None) -> str:
-    """Returns the links of some rounds as SVG: of the first, the middle and the last one, unless others are asked
-    for."""
-    linked = {record["round"]: record for record in rounds if record.get("links")}
-    if not linked:
-        return ""
-    numbers = list(linked)
-    shown = list(dict.fromkeys(drawn or (numbers[0], numbers[(len(numbers) - 1) // 2], numbers[-1])))
-    panels = [
-        (f"round {number}" + (f", {exchange}" if len(linked[number]["links"]) > 1 else ""), linked[number], links)
-        for number in shown
-        if number in linked
-        for exchange, links in linked[number]["links"].items()
-    ]
-    tables = [link_weights(links) for _, _, links in panels]
-    # One scale for all pictures, so that rounds can be compared.
-    thickest = max((weight for table in tables for (to, sender), weight in table.items() if to != sender), default=1.0)
-    largest = max((weight for table in tables for weight in weight_from_others(table).values()), default=1.0)
-    pictures = [
-        network(title, table, peers, record["participants"], thickest, largest)
-        for (title, record, _), table in zip(panels, tables, strict=True)
-    ]
-    missing = [str(number) for number in shown if number not in linked]
-    absent = f" No links are on record for round {', '.join(missing)}." if missing else ""
-    return f"""<h2>Who hears whom</h2>
-<div class="panels">{"".join(pictures)}</div>
-<p class="note">An arrow leads from a peer to one that hears it, the thicker the more weight that one gives it.
-A circle is the larger the more weight the others give to that peer; hollow ones did not take part.{absent}</p>"""
-
-
-def link_weights(links: Sequence[Sequence[float]]) -> LinkWeights:
-    """Returns the weights of recorded links; where parts of a message were sent apart, the mean over the parts."""
-    parts = 1 + max((int(link[3]) for link in links if len(link) > 3), default=0)
-    weights: LinkWeights = defaultdict(float)
-    for to, sender, weight, *_ in links:
-        weights[int(to), int(sender)] += weight / parts
-    return weights
-
-
-def weight_from_others(weights: LinkWeights) -> dict[int, float]:
-    """Returns the sum of the weights that the other peers give to each sender."""
-    sums: dict[int, float] = defaultdict(float)
-    for (to, sender), weight in weights.items():
-        if to != sender:
-            sums[sender] += weight
-    return sums
-
-
-def network(
-    title: str,
-    weights: LinkWeights,
-    peers: Sequence[Client],
-    present: Sequence[Client],
-    thickest: float,
-    largest: float,
-    side: int = 320,
-) -> str:
-    """Peers on a circle with arrows along their links, as SVG."""
-    around = side / 2 - 34
-    room = min(13.0, 0.45 * 2 * math.pi * around / len(peers))  # for a circle, so that neighbours do not touch
-    fine = room / 13  # the more peers, the finer their arrows
-    received = weight_from_others(weights)
-    radius = {peer: room * (0.35 + 0.65 * math.sqrt(received.get(peer, 0) / largest)) for peer in range(len(peers))}
-    turn = 2 * math.pi / len(peers)
-    position = {
-        peer: complex(side / 2 + around * math.sin(peer * turn), side / 2 - around * math.cos(peer * turn))
-        for peer in range(len(peers))
-    }
-    arrows: dict[float, list[str]] = defaultdict(list)
-    for (to, sender), weight in weights.items():
-        if to != sender:
-            width = max(0.1, round(fine * (0.4 + 2.6 * weight / thickest), 1))
-            arrows[width].append(arrow(position[sender], position[to], radius[sender], radius[to], 3 * fine + width))
-    parts = [
-        f'<path d="{"".join(paths)}" stroke-width="{width}" fill="none" stroke="#1f6fb4" stroke-opacity=".5"/>'
-        for width, paths in sorted(arrows.items())
-    ]
-    font_size = max(6, min(12, round(400 / len(peers))))
-    for peer, centre in position.items():
-        name = escape(str(peers[peer]))
-        heard = [
-            f"{escape(str(peers[sender]))} ({weight:.3g})" for (to, sender), weight in weights.items() if to == peer
-        ]
-        about = f"peer {name} hears {', '.join(heard)}" if heard else f"peer {name} hears nobody"
-        fill = "#1f6fb4" if peers[peer] in present else "white"
-        parts.append(
-            f'<circle cx="{centre.real:.1f}" cy="{centre.imag:.1f}" r="{radius[peer]:.1f}" fill="{fill}" '
-            f'stroke="#1f6fb4"><title>{about}</title></circle>'
-        )
-        label = side * (0.5 + 0.5j) + (centre - side * (0.5 + 0.5j)) * (1 + 22 / around)
-        parts.append(
-            f'<text x="{label.real:.1f}" y="{label.imag + 4:.1f}" text-anchor="middle" '
-            f'style="font-size:{font_size}px">{name}</text>'
-        )
-    head = f'<text x="4" y="14">{escape(title)}</text>'
-    return f'<svg viewBox="0 0 {side} {side}" role="img" aria-label="{escape(title)}">{head}{"".join(parts)}</svg>'
-
-
-def arrow(start: complex, end: complex, leave: float, arrive: float, head: float) -> str:
-    """Returns an SVG path of an arrow between two circles, bent so that the opposite arrow does not lie upon it."""
-    bend = (start + end) / 2 + 0.1j * (end - start)
-    direction = (end - bend) / abs(end - bend)
-    tip = end - arrive * direction
-    start += leave * (bend - start) / abs(bend - start)
-    sides = [tip + head * direction * complex(-0.9, side) for side in (-0.5, 0.5)]
-    points = [f"{point.real:.1f} {point.imag:.1f}" for point in (start, bend, tip, sides[0], sides[1])]
-    return f"M{points[0]}Q{points[1]} {points[2]}M{points[3]}L{points[2]}L{points[4]}"
 
 
 def total_bytes(result: dict[str, Any]) -> int:
