@@ -60,11 +60,7 @@ def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool) 
         table.add_column(name, justify="left" if name in ("client", "verdict") else "right")
     for entry in verdicts:
         scores = (format_metric(metric, score, "-") for score in (entry.alone, entry.federated))
-        interval = (
-            "-"
-            if entry.low is None
-            else f"{format_difference(metric, entry.low)} to {format_difference(metric, entry.high)}"
-        )
+        interval = " to ".join(format_difference(metric, end, "-") for end in entry.interval)
         cells = [
             safe(str(entry.client)),
             *scores,
