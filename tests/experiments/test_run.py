@@ -38,6 +38,7 @@ RESULT = {
     "peak_memory_bytes": int,
     "device": str,
     "threads": int,
+    "warnings": list,
     "checksum": str,
 }
 
