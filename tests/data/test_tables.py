@@ -280,6 +280,17 @@ def test_without_polars_a_sentence_says_how_to_get_it(folder, monkeypatch):
         read(path)
 
 
+def test_files_full_of_quotes_are_read_by_polars_and_files_with_blank_lines_are_not(folder, monkeypatch):
+    quoted = "".join(",".join(f'"{cell}"' for cell in line.split(",")) + "\n" for line in NODES.splitlines())
+    expected = load(folder()).x.tolist()
+    monkeypatch.setattr("graft.data.tables.sheets.BLOCK", 7)  # quotes go on from block to block
+    monkeypatch.setattr("graft.data.tables.sheets._slow_parse", None)
+    assert load(folder(quoted)).x.tolist() == expected
+    assert load(folder(NODES + "\n\n")).x.tolist() == expected
+    with pytest.raises(TypeError):
+        load(folder(NODES.replace("\n", "\n\n")))
+
+
 def test_index_column_without_a_name_is_left_out(folder):
     table = read(folder(",id,label,f\n0,a,x,1\n1,b,y,2\n", ",source,target\n0,a,b\n"))
     assert list(table.columns) == ["f"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from graft.data.schema import SEPARATORS, Schema, canonical
@@ -17,6 +18,7 @@ from graft.errors import InputError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
 SNIFFED_LINES = 50
+BLOCK = 2**22  # bytes that are looked at together
 
 
 @dataclass
@@ -177,21 +179,17 @@ def _parse(
     path: Path, text: bytes, separator: str, names: list[str], problems: Problems
 ) -> tuple[pl.DataFrame, Callable[[int], int]]:
     """Returns the cells below the header, read by polars where every line has as many cells as the header."""
-    body = text[_end_of_header(text) :]
-    first = text[: len(text) - len(body)].count(b"\n") + 1
-    lines = body.count(b"\n") + (not body.endswith(b"\n") and bool(body))
-    plain = b'"' not in body and b"\n\n" not in body and not body.startswith(b"\n")
+    start = _end_of_header(text)
+    first = text.count(b"\n", 0, start) + 1
+    body = text[start:].rstrip(b"\n") if text.endswith(b"\n\n") else text[start:]
     if not body:
         return pl.DataFrame(schema=dict.fromkeys(names, pl.String)), lambda row: first + row
-    if plain and body.count(separator.encode()) == (len(names) - 1) * lines:
-        # No cell too many in the whole file; polars refuses a line with one too many, so no line has one too few.
+    lines = body.count(b"\n") + (not body.endswith(b"\n"))
+    if b"\n\n" not in body and not body.startswith(b"\n"):
         frame = _polars_csv(body, separator, names)
-        if frame is not None and frame.height == lines:
-            return frame, lambda row: first + row
-    if not plain and b"\n\n" not in body and not body.startswith(b"\n"):
-        frame = _polars_csv(body, separator, names)
-        if frame is not None and _quoted_rows_fit(body, separator, len(names), frame.height):
-            return frame, lambda row: _line_of(body, separator, row) + first - 1
+        if frame is not None and _rows_fit(body, separator, len(names), frame.height):
+            broken = frame.height < lines  # cells with line breaks
+            return frame, lambda row: first + (_line_of(body, separator, row) - 1 if broken else row)
     return _slow_parse(path, body, separator, names, first - 1, problems)
 
 
@@ -202,15 +200,25 @@ def _polars_csv(body: bytes, separator: str, names: list[str]) -> pl.DataFrame |
         return None
 
 
-def _quoted_rows_fit(body: bytes, separator: str, width: int, rows: int) -> bool:
+def _rows_fit(body: bytes, separator: str, width: int, rows: int) -> bool:
     """Returns whether separators and line ends outside quotes are as many as rows of that width have; also false where
-    blanks stand before a quote, which polars takes for a part of the cell."""
+    blanks stand before a quote, which polars takes for a part of the cell.
+
+    Polars refuses a row with a cell too many: if none is lacking in the whole file, no row has one too few.
+    """
     if separator.encode() + b' "' in body or b'\n "' in body:
         return False
-    # Between an even number of quotes is outside; a doubled quote inside is a pair that changes nothing.
-    outside = body.split(b'"')[::2]
-    separators = sum(part.count(separator.encode()) for part in outside)
-    ends = sum(part.count(b"\n") for part in outside) + (not body.endswith(b"\n"))
+    separators, ends, inside = 0, int(not body.endswith(b"\n")), 0
+    if b'"' not in body:
+        return body.count(separator.encode()) == (width - 1) * rows and body.count(b"\n") + ends == rows
+    for start in range(0, len(body), BLOCK):
+        block = np.frombuffer(body, np.uint8, min(BLOCK, len(body) - start), start)
+        # After an odd number of quotes is inside a cell; a doubled quote in it is a pair that changes nothing.
+        quotes = np.cumsum(block == ord('"'), dtype=np.uint8) + np.uint8(inside)
+        outside = quotes % 2 == 0
+        separators += int(np.count_nonzero(outside & (block == ord(separator))))
+        ends += int(np.count_nonzero(outside & (block == ord("\n"))))
+        inside = int(quotes[-1]) % 2
     return separators == (width - 1) * rows and ends == rows
 
 
