@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,14 @@ class DatasetName(NamedTuple):
     name: str  # of the table, a reference to your own function, or a path
     options: str = ""
     suffix: str = ""
+
+
+def default_root() -> Path:
+    """Returns the folder of the datasets: GRAFT_DATA, or else a folder in the user's cache."""
+    if os.environ.get("GRAFT_DATA"):
+        return Path(os.environ["GRAFT_DATA"])
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "graft"
 
 
 def parse_dataset(source: str) -> DatasetName:

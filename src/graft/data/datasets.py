@@ -1,14 +1,13 @@
 """Where graphs come from: a name, a file, a folder or a PyG `Data`."""
 
 import inspect
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graft.data import DATASETS, SUFFIXES, parse_dataset
+from graft.data import DATASETS, SUFFIXES, default_root, parse_dataset
 from graft.data.arrays import DAMAGED_FILE_ERRORS
 from graft.data.graphs import Graph, largest_component, make_graph
 from graft.data.npz import read_npz
@@ -38,14 +37,6 @@ def load(source: Any, root: str | Path | None = None) -> Graph:
 def names() -> list[str]:
     """Returns the names of the datasets."""
     return list(DATASETS)
-
-
-def default_root() -> Path:
-    """Returns the folder of the datasets: GRAFT_DATA, or else a folder in the user's cache."""
-    if os.environ.get("GRAFT_DATA"):
-        return Path(os.environ["GRAFT_DATA"])
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "graft"
 
 
 def _load_name_or_path(source: str, root: Path) -> Graph:

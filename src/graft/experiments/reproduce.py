@@ -42,7 +42,11 @@ from graft.registry import close_to
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
 NOT_COMPARED = ("device", "threads", "checkpoint_every")  # fields that say how a cell is computed, not what
-DATA_FIELDS = ("dataset", "clients", "partition", "split", "features", "seed", *PERTURBATION)  # what data depend on
+# What data depend on.
+DATA_FIELDS = (
+    *("dataset", "graphs", "clients", "partition", "split", "inductive", "features", "scaling", "seed"),
+    *PERTURBATION,
+)
 
 Report = Callable[[dict[str, Any]], None]  # called with every cell that is done: its path, accuracy or error, time
 
@@ -315,17 +319,18 @@ def accuracy_curve(result: Result) -> dict[str, list[float]]:
     }
 
 
-Federations = dict[tuple[Any, ...], FederationData | Exception]  # of the latest data, or why they cannot be built
+Federations = dict[str, FederationData | Exception]  # of the latest data, or why they cannot be built
 
 
 def cached_federation(experiment: Experiment, federations: Federations) -> FederationData:
     """Returns the federation of an experiment, built once for all that share it; the error, where it cannot be
     built."""
-    key = tuple(getattr(experiment, name) for name in DATA_FIELDS)
+    key = repr([getattr(experiment, name) for name in DATA_FIELDS])
     if key not in federations:
         federations.clear()
         try:
-            federations[key] = build_federation(experiment, load_graph(experiment.dataset))
+            graph = load_graph(experiment.dataset) if experiment.dataset else None
+            federations[key] = build_federation(experiment, graph)
         except Exception as error:
             federations[key] = error
     federation = federations[key]

@@ -9,6 +9,7 @@ from typing import Any
 
 from graft.experiments.reproduce import DATA_FIELDS, Plan
 from graft.experiments.studies.study import Measure, Number
+from graft.federation.metric_names import METRICS
 
 AVERAGE = "average"
 DataKey = tuple[str, int, int]  # dataset, clients, seed
@@ -157,6 +158,8 @@ MEASURES: dict[Measure, tuple[str, str]] = {
         "After local training, before mixing",
         "Test accuracy in percent of each peer's model before it mixes, at its own best validation round",
     ),
+    "auroc": ("AUROC", "Area under the ROC curve of the clients' own models, mean over clients"),
+    "macro_f1": ("Macro F1", "Macro F1 of the clients' own models, mean over clients"),
     "milliseconds": ("Time", "Milliseconds a round, evaluation included, on the machine that ran it"),
 }
 
@@ -169,6 +172,9 @@ def measured(summaries: dict[int, dict[str, Any]], measure: Measure) -> dict[int
 
 def read_measure(summary: dict[str, Any], measure: Measure) -> float | None:
     """Returns a measure of one run: accuracies in percent, times in milliseconds."""
+    if measure in METRICS:
+        score = summary["metrics"][measure]["test"]
+        return None if score is None else 100 * score
     if measure == "milliseconds":
         return 1000 * float(summary["seconds"]["per_round"])
     scores = summary["accuracy"]

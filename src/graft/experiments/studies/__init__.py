@@ -5,8 +5,8 @@ To add one: a Study in the file of its paper, with the numbers as they are print
 
 from __future__ import annotations
 
-from graft.experiments.studies import dfed_sst, fedgkc, fedomd, fedtad
+from graft.experiments.studies import dfed_sst, fedgkc, fedomd, fedtad, twitch
 from graft.experiments.studies.study import Portrait, Study
 
-STUDIES: dict[str, Study] = {**fedgkc.STUDIES, **dfed_sst.STUDIES, **fedomd.STUDIES, **fedtad.STUDIES}
+STUDIES: dict[str, Study] = {**fedgkc.STUDIES, **dfed_sst.STUDIES, **fedomd.STUDIES, **fedtad.STUDIES, **twitch.STUDIES}
 PORTRAITS: dict[str, Portrait] = {**dfed_sst.PORTRAITS, **fedomd.PORTRAITS, **fedtad.PORTRAITS}

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from graft.data import default_root
+from graft.errors import InputError
+
 Printed = Mapping[str, Mapping[str, str]]  # row -> dataset -> a number for each count of clients, "-" for none
 
 
@@ -42,7 +45,9 @@ def curves(rows: Mapping[str, Variant], axis: str) -> dict[str, Any]:
     return {"rows": rows, "figure": "lines", "axis": axis}
 
 
-Measure = Literal["test", "test_node_weighted", "test_global", "test_served", "test_trained", "milliseconds"]
+Measure = Literal[
+    "test", "test_node_weighted", "test_global", "test_served", "test_trained", "milliseconds", "auroc", "macro_f1"
+]
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Study:
     clients: tuple[int, ...]
     rows: Mapping[str, Variant]
     experiment: Mapping[str, Any] = field(default_factory=dict)  # fields that all its experiments share
+    graphs: Mapping[str, str] = field(default_factory=dict)  # of a dataset, the files of its clients in the data root
     on_request: tuple[str, ...] = ()  # datasets that run only when they are named
     on_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields that go with a dataset
     paper: Paper = field(default_factory=dict)
@@ -81,7 +87,16 @@ class Study:
         variant = self.rows[row]
         fields = {**self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
         fields |= {"method": variant.method, "settings": dict(variant.settings)}
-        return {**fields, "dataset": dataset, "clients": clients, "seed": seed}
+        data = {"graphs": self.files(dataset)} if dataset in self.graphs else {"dataset": dataset, "clients": clients}
+        return {**fields, **data, "seed": seed}
+
+    def files(self, dataset: str) -> list[str]:
+        """Returns the files of clients that bring their own graphs."""
+        root = default_root()
+        files = sorted(map(str, root.glob(self.graphs[dataset])))
+        if not files:
+            raise InputError(f"There is no file {root / self.graphs[dataset]}: GRAFT_DATA names the folder to look in.")
+        return files
 
     def printed(self, row: str, dataset: str, clients: int, later: bool = False) -> Number | None:
         """Returns the paper's number for a row in a column, or that of its later version."""
