@@ -70,6 +70,7 @@ class Runs:
         self.resumed = essence(graft.resume(folder / "resumed"))
         shutil.copytree(folder / "one" / "whole", folder / "reported")
         self.page = report(folder / "reported")
+        self.predicted = {which: predict(folder / "one" / which) for which in ("half", "whole")}
         self.graph = datasets.load(SETTINGS["dataset"])
         self.membership = read_partition(self.graph, folder / "one" / "whole" / "partition.json")
 
@@ -97,7 +98,9 @@ def essence(result) -> str:
     """Returns all of a result that must be the same when a run is repeated, as text."""
     from graft.tensors.trees import flatten
 
-    state = {"server": result.server, **{str(client): tree for client, tree in result.clients.items()}}
+    best = {kind: {"round": models.round, **models.tree} for kind, models in result.models.best.items()}
+    clients = {str(client): tree for client, tree in result.clients.items()}
+    state = {"server": result.server, **clients, "best": best}
     rounds = [{name: value for name, value in record.items() if name != "seconds"} for record in result.rounds]
     varying = {"seconds", "peak_memory_bytes"}
     summary = {name: value for name, value in result.summary.items() if name not in varying}
@@ -131,6 +134,46 @@ def damage_tensors(runs: Runs, random: Random) -> bool:
     place = runs.copy("half")
     spoil(tensor_file(place, random), random)
     return resume_equals(runs, place)
+
+
+def damage_best(runs: Runs, random: Random) -> bool:
+    """The best models are damaged: those that a run goes on with, or those that predictions are made with."""
+    place = runs.copy(random.choice(("half", "whole")))
+    if random.random() < 0.5:
+        spoil(place / "best" / "best.json", random, damage_json)
+    else:
+        spoil(random.choice(sorted((place / "best").glob("*.safetensors"))), random)
+    return best_equals(runs, place)
+
+
+def forge_best(runs: Runs, random: Random) -> bool:
+    """Values of best.json are damaged and its checksum right: no other result can be told, but nothing may break."""
+    from graft.experiments.run_directory import RunDirectory
+
+    place = runs.copy(random.choice(("half", "whole")))
+    path = place / "best" / "best.json"
+    path.write_bytes(damage_json(path.read_bytes(), random))
+    reseal(path, RunDirectory(place).experiment_checksum())
+    return best_equals(runs, place) or True
+
+
+def damage_preparation(runs: Runs, random: Random) -> bool:
+    place = runs.copy("whole")
+    spoil(place / "preparation.json", random, damage_json)
+    return predict(place) == runs.predicted["whole"]
+
+
+def best_equals(runs: Runs, place: Path) -> bool:
+    """Returns whether a run predicts as it did and, where it was stopped half-way, goes on as it should."""
+    if (place / "result.json").exists():
+        return predict(place) == runs.predicted["whole"]
+    return predict(place) == runs.predicted["half"] and resume_equals(runs, place)
+
+
+def predict(place: Path) -> list[list[float]]:
+    import graft
+
+    return graft.load_result(place).client(1).predict().probabilities.tolist()
 
 
 def damage_rounds(runs: Runs, random: Random) -> bool:
@@ -178,7 +221,8 @@ def swap_files(runs: Runs, random: Random) -> bool:
     """A file of the run is gone, empty, or that of another run."""
     which = random.choice(("half", "whole"))
     place, other = runs.copy(which), runs.folder / "other" / which
-    names = ["checkpoint/checkpoint.json", "tensors", "rounds.jsonl", "experiment.toml", "result.json", "checkpoint"]
+    names = ["checkpoint/checkpoint.json", "tensors", "rounds.jsonl", "experiment.toml", "result.json"]
+    names += ["checkpoint", "best"]
     for name in random.sample(names, random.choice((1, 1, 2))):
         path = tensor_file(place, random) if name == "tensors" and (place / "checkpoint").exists() else place / name
         swapped = tensor_file(other, random) if name == "tensors" else other / name
@@ -259,6 +303,9 @@ def resume_equals(runs: Runs, place: Path) -> bool:
 SUBJECTS = {
     "checkpoint.json": damage_checkpoint,
     "tensors": damage_tensors,
+    "best": damage_best,
+    "forged best": forge_best,
+    "preparation": damage_preparation,
     "rounds.jsonl": damage_rounds,
     "experiment.toml": damage_experiment,
     "result.json": damage_result,

@@ -68,6 +68,7 @@ def outcome_of(place: Path, settings: dict, expected: str) -> str:
     from graft.errors import InputError
     from graft.experiments.run_directory import RunDirectory
 
+    check_best_on_disk(place)
     try:
         result = graft.resume(place)
     except InputError as error:
@@ -80,6 +81,15 @@ def outcome_of(place: Path, settings: dict, expected: str) -> str:
         return f"refused: {error}"
     RunDirectory(place).read_record()
     return "equal" if essence(result) == expected else "differs"
+
+
+def check_best_on_disk(place: Path) -> None:
+    """Fails unless the models that a killed run left for predictions are whole, and of a round on record."""
+    import graft
+
+    if (place / "experiment.toml").exists() and (place / "best" / "best.json").exists():
+        opened = graft.load_result(place)
+        assert 1 <= opened.client(0).round <= len(opened.rounds)
 
 
 def random_kills(folder: Path, count: int, settings: dict, first: int = 0) -> Counter[str]:

@@ -25,7 +25,7 @@ def kill_at(folder, number, *, overwrite=False):
     return outcome_of(place, settings, essence(graft.run("fedprox", **SHORT)))
 
 
-@pytest.mark.parametrize("number", [0, 2, 7, 15, 24, 33])
+@pytest.mark.parametrize("number", [0, 2, 7, 15, 24, 33, 47, 62])
 def test_a_run_killed_at_a_call_of_the_file_system_is_resumed_equal(tmp_path, number):
     assert kill_at(tmp_path, number) in FINE
 
@@ -60,7 +60,7 @@ def test_many_runs_killed_at_random_moments_are_resumed_equal(tmp_path, every):
 
 def test_a_resumed_run_that_is_killed_is_resumed_again(tmp_path):
     settings = SHORT | {"rounds": 6}
-    assert run_and_kill(tmp_path / "run", settings, die_at=30)
+    assert run_and_kill(tmp_path / "run", settings, die_at=70)
     before = RunDirectory(tmp_path / "run").load().round
     with pytest.raises(ZeroDivisionError):
         graft.resume(tmp_path / "run", progress=lambda record: 1 / (record["round"] - before - 1))

@@ -77,6 +77,10 @@ class Recorder:
         except (ValueError, OSError) as error:
             raise self.damaged_best(error) from None
 
+    def list_best(self, best: Mapping[str, RoundModels]) -> None:
+        """Lists the models that a checkpoint lists as the best ones, as they are until the run gets any further."""
+        self._best.commit(best, self.directory.experiment_checksum(), checkpointed=True)
+
     def damaged_best(self, error: Exception) -> InputError:
         """Returns what to say of best models that are not those of this run."""
         return InputError(

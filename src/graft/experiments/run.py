@@ -295,6 +295,7 @@ class Run:
             self.best.restore(kept, self.session, self.best_rounds)
         except ValueError as error:
             raise self.recorder.damaged_best(error) from None
+        self.recorder.list_best(kept)
         self.finished = checkpoint.finished
 
     def summary(self, setup_seconds: float, total: float) -> dict[str, Any]:
@@ -312,7 +313,7 @@ class Run:
             "peak_memory_bytes": peak_memory(setup.device),
             "device": setup.device.type,
             "threads": torch.get_num_threads(),
-            **({"warnings": warnings} if (warnings := self.warnings()) else {}),
+            "warnings": self.warnings(),
         }
 
     def warnings(self) -> list[str]:
