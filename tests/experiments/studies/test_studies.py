@@ -2,6 +2,7 @@
 
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from graft.experiments.experiment import make_experiment
@@ -11,6 +12,19 @@ from graft.experiments.studies import STUDIES, fedgkc
 from graft.experiments.studies.study import Number, numbers
 
 
+@pytest.fixture
+def some_graphs(tmp_path, monkeypatch):
+    """A data root with a file for each client of the studies whose clients bring their own graphs."""
+    for study in STUDIES.values():
+        for pattern in study.graphs.values():
+            for client in range(study.clients[0]):
+                path = tmp_path / pattern.replace("*", f"c{client}")
+                path.parent.mkdir(exist_ok=True)
+                np.savez(path, x=np.eye(4), edges=np.array([[0, 1], [1, 2]]), y=np.arange(4) % 2)
+    monkeypatch.setenv("GRAFT_DATA", str(tmp_path))
+
+
+@pytest.mark.usefixtures("some_graphs")
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_declared_study_is_made_of_possible_experiments(name):
     plan = make_plan(name, seeds=(0,), device="cpu")

@@ -1,7 +1,7 @@
 """Twitch: the users of five countries as five clients, each with a graph of its own.
 
-Rozemberczki, Allen and Sarkar: Multi-scale attributed node embedding. Journal of Complex Networks, 2021. No paper prints
-numbers for this federation.
+Rozemberczki, Allen and Sarkar: Multi-scale attributed node embedding. Journal of Complex Networks, 2021. No paper
+prints numbers for this federation.
 """
 
 from __future__ import annotations
