@@ -233,7 +233,9 @@ def test_reports_and_tables_show_the_metrics(measured):
     assert f"{summary['metrics']['log_loss']['test']:.3f}" in html
     table = comparison([summary])
     heads = [column.header for column in table.columns]
-    assert heads[:5] == ["method", "auprc", "log_loss", "auroc", "accuracy"]
+    assert heads[:5] == ["method", "AUPRC", "log loss", "AUROC", "accuracy"]
+    shared = f"{100 * summary['metrics']['auprc']['test_global']:.1f}"
+    assert next(iter(table.columns[heads.index("global model")].cells)) == shared
     assert next(iter(table.columns[1].cells)) == auprc.removesuffix(" %")
     mixed = comparison([summary, without_metrics(summary) | {"method": "other"}])
     assert list(mixed.columns[1].cells)[1] == "-"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -249,46 +249,64 @@ def comparison(results: Sequence[dict[str, Any]]) -> Table:
     # What all runs have in common goes into the title, what differs into columns.
     varies = [len({key[column] for key in rows}) > 1 for column in range(5)]
     common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if value and not differs]
-    metrics = list(dict.fromkeys(name for result in results for name in result.get("metrics", {})))
-    measured = "accuracy" if not metrics else "scores"
+    columns, explained = score_columns(results)
+    measured = "accuracy" if columns[0].heading == "own models" else "scores"
     table = Table(title=f"Test {measured} in percent: {', '.join(common)}", title_justify="left")
     for name, differs in zip(("dataset", "clients", "partition", "models", "topology"), varies, strict=True):
         if differs:
             table.add_column(name, min_width=len(name))
-    table.add_column("method")
-    metrics = [name for name in metrics if name != "accuracy"]
-    own = "accuracy" if metrics else "own models"
-    headlines = {"test": own, "test_node_weighted": "by nodes", "test_global": "global model"}
-    peers = any("test_trained" in result["accuracy"] for result in results)
-    headlines |= {"test_trained": "before mixing"} if peers else {}
-    for name in (*metrics, *headlines.values(), "sent", "ms a round"):
+    table.add_column("method", no_wrap=True)
+    for name in (*(column.heading for column in columns), "sent", "ms a round"):
         table.add_column(name, justify="right")
     for key, group in rows.items():
         sent = mean(total_bytes(result) for result in group)
         table.add_row(
             *(value for value, differs in zip(key, varies, strict=False) if differs),
             key[-1],
-            *(mean_std([metric_of(result, name) for result in group], name) for name in metrics),
-            *(mean_std([result["accuracy"].get(name) for result in group]) for name in headlines),
+            *(mean_std([column.of(result) for result in group], column.metric) for column in columns),
             readable_bytes(sent) if sent else "nothing",
             f"{1000 * mean(result['seconds']['per_round'] for result in group):.1f}",
         )
     seeds = sorted({len(group) for group in rows.values()})
     runs = "one run a row" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
-    table.caption = (
-        f"{runs}; {', '.join((*metrics, own))}: each client's own model, mean over clients; by nodes: "
-        f"{'the accuracy' if metrics else 'the same'}, weighted by nodes;\n"
-        "global model: the one all clients share, scored the same way; all at the best validation round."
-        + ("\nbefore mixing: own models of peers after training, before they take in others'." if peers else "")
-    )
+    table.caption = f"{runs}; {explained}"
     table.caption_justify = "left"
     return table
 
 
-def metric_of(result: dict[str, Any], metric: str) -> float | None:
-    """Returns a metric of the test nodes at the best round, where a run has it."""
-    value: float | None = result.get("metrics", {}).get(metric, {}).get("test")
-    return value
+class ScoreColumn(NamedTuple):
+    """A column of a comparison."""
+
+    heading: str
+    metric: str
+    name: str  # of the value of that metric, as test_global
+
+    def of(self, result: dict[str, Any]) -> float | None:
+        """Returns the value at the best round, where a run has it."""
+        scores = {**result.get("metrics", {}), "accuracy": result["accuracy"]}.get(self.metric, {})
+        value: float | None = scores.get(self.name)
+        return value
+
+
+def score_columns(results: Sequence[dict[str, Any]]) -> tuple[list[ScoreColumn], str]:
+    """Returns the scores that runs are compared by, and what they mean."""
+    asked = list(dict.fromkeys(name for result in results for name in result.get("metrics", {})))
+    first = asked[0] if asked else "accuracy"
+    if asked:
+        columns = [ScoreColumn(METRICS[name].title, name, "test") for name in dict.fromkeys((*asked, "accuracy"))]
+        meaning = f"each client's own model, mean over clients; global model: {METRICS[first].title} of the one"
+    else:
+        columns = [ScoreColumn("own models", first, "test"), ScoreColumn("by nodes", first, "test_node_weighted")]
+        meaning = (
+            "own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;\n"
+            "global model: the one"
+        )
+    columns.append(ScoreColumn("global model", first, "test_global"))
+    meaning += " all clients share, scored the same way; all at the best validation round."
+    if any("test_trained" in result["accuracy"] for result in results):
+        columns.append(ScoreColumn("before mixing", first, "test_trained"))
+        meaning += "\nbefore mixing: own models of peers after training, before they take in others'."
+    return columns, meaning
 
 
 def mean_std(values: Sequence[float | None], metric: str = "accuracy") -> str:
