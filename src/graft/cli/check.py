@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from graft.data.preparation import Source
     from graft.data.survey import Survey
 
-PLAIN_WIDTH = 200  # letters of a line that is not for a terminal
 MOST_CLASSES = 4  # whose shares are shown one by one
 
 
@@ -112,24 +111,35 @@ def show_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
 
 
 def show_clients(surveys: Sequence[Survey], names: Sequence[str]) -> None:
-    """Shows a row a client, in a frame on a terminal, and the shares of its classes."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    terminal = out_console.is_terminal
-    table = Table(box=SIMPLE_HEAD if terminal else None, pad_edge=False)
+    """Shows a row a client, in a table on a terminal, and the shares of its classes."""
     columns = ("client", "nodes", "edges", "isolated", "twice", "loops", "labelled", "homophily", "missing")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "client" else "right", overflow="fold")
+    rows = []
     for name, row in zip(names, surveys, strict=True):
         homophily = "-" if row.homophily is None else f"{row.homophily:.2f}"
-        counts = (row.nodes, row.edges, row.isolated, row.duplicates, row.self_loops)
-        cells = [safe(name), *(f"{count:,}" for count in counts), f"{row.labelled / row.nodes:.1%}"]
-        table.add_row(*cells, homophily, f"{row.missing_cells:,}")
-    out_console.print(table, width=None if terminal else PLAIN_WIDTH)
+        counts = [f"{count:,}" for count in (row.nodes, row.edges, row.isolated, row.duplicates, row.self_loops)]
+        rows.append((name, *counts, f"{row.labelled / row.nodes:.1%}", homophily, f"{row.missing_cells:,}"))
+    show_table(columns, rows)
     say("(twice: rows that repeat an edge; loops: edges from a node to itself; missing: empty cells of features)")
     for name, row in zip(names, surveys, strict=True):
         say(f"{name}: {class_balance(row)}")
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Shows rows below each other: in a table on a terminal, and as plain lines elsewhere."""
+    if not out_console.is_terminal:
+        widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+        for first, *rest in (columns, *rows):
+            say("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*safe(list(row)))
+    out_console.print(table)
 
 
 def class_balance(row: Survey) -> str:
