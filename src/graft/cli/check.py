@@ -134,7 +134,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
     for column in columns:
         table.add_column(column, justify="left" if column == columns[0] else "right", overflow="fold")
     for row in rows:
