@@ -43,8 +43,19 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 DEEPEST = 64
 PYG_MODULE, PYG = "torch_geometric.nn.models:", "pyg:"  # where PyG's models are, and how they are called here
+NATIVE = tuple(name for name in MODELS.targets if not name.startswith(PYG))  # models of Graft's own
 
-__all__ = ["FAMILIES", "MODELS", "Model", "Output", "assign_models", "build_model", "list_models", "parse_model"]
+__all__ = [
+    "FAMILIES",
+    "MODELS",
+    "NATIVE",
+    "Model",
+    "Output",
+    "assign_models",
+    "build_model",
+    "list_models",
+    "parse_model",
+]
 
 
 def list_models(text: str) -> list[str]:

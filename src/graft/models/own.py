@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from graft.graphs.fleet_graph import FleetGraph
 from graft.models.architecture import Model, Output
 from graft.models.own_inputs import GraphInputs, inputs_of
-from graft.models.own_random import drawing, generator_states, have_moved, host_bits, lent_generators, stream_dropout
+from graft.models.own_random import (
+    drawing,
+    generator_states,
+    have_moved,
+    host_bits,
+    kept_generators,
+    lent_generators,
+    stream_dropout,
+)
 from graft.models.recorder import Constants, python_state, record
 from graft.models.recording import Recording
 from graft.tensors.randomness import Stream
@@ -84,13 +92,14 @@ class OwnModel(Model):
         given = [x, inputs.edge_index, *([] if inputs.edge_weight is None else [inputs.edge_weight])]
         sparse = {} if inputs.sparse is None else {id(x): inputs.sparse}
         try:
-            inputs.recordings[kind] = record(
-                self.module,
-                lambda parameters: self._run(parameters, inputs, random, x),
-                parameters,
-                Constants([*given, *self._unsaved_buffers()], sparse),
-                random,
-            )
+            with kept_generators(x.device):
+                inputs.recordings[kind] = record(
+                    self.module,
+                    lambda parameters: self._run(parameters, inputs, random, x),
+                    parameters,
+                    Constants([*given, *self._unsaved_buffers()], sparse),
+                    random,
+                )
         except Exception as error:  # a module may do anything; what is wrong with it is said by running it
             self.not_recordable = str(error) or type(error).__name__
         return inputs.recordings.get(kind)

@@ -92,11 +92,18 @@ def have_moved(device: torch.device, before: list[Tensor]) -> bool:
 @contextmanager
 def lent_generators(device: torch.device, seed: int) -> Iterator[None]:
     """Seeds PyTorch's generators for a module, and puts them back afterwards."""
-    lent, before = generators(device), generator_states(device)
-    for generator in lent:
-        generator.manual_seed(seed)
+    with kept_generators(device):
+        for generator in generators(device):
+            generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def kept_generators(device: torch.device) -> Iterator[None]:
+    """Puts PyTorch's generators back to where they are now, whatever is drawn meanwhile."""
+    before = generator_states(device)
     try:
         yield
     finally:
-        for generator, state in zip(lent, before, strict=True):
+        for generator, state in zip(generators(device), before, strict=True):
             generator.set_state(state)

@@ -10,7 +10,7 @@ from graft.data.graphs import make_graph
 from graft.graphs.fleet_graph import build_fleet_graph
 from graft.methods.fedtad.disclosure import disclosed, merge_disclosed
 from graft.methods.fedtad.synthetic_graph import PseudoGraph, nearest, neighbour_graph, stacked_logits
-from graft.models import MODELS, build_model
+from graft.models import NATIVE, build_model
 from graft.models.own import OwnModel
 from graft.tensors.randomness import streams
 from graft.tensors.trees import select_clients, stack
@@ -64,7 +64,7 @@ def test_no_gradient_flows_through_the_choice_of_neighbours():
 
 
 @pytest.mark.parametrize("head", ["linear", "conv"])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", NATIVE)
 def test_models_see_a_dense_graph_as_they_see_a_clients(name, head):
     model = build_model(name, WIDTH, 3, width=8, head=head)
     weights = random_weights(model, clients=4)
@@ -81,7 +81,7 @@ def test_models_see_a_dense_graph_as_they_see_a_clients(name, head):
     torch.testing.assert_close(together, apart, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", NATIVE)
 def test_gradients_of_the_features_are_those_of_finite_differences(name):
     model = build_model(name, WIDTH, 3, width=8)
     weights = random_weights(model, clients=2)
