@@ -10,6 +10,7 @@ from graft.data.exchange import as_texts
 from graft.data.graphs import make_graph
 from graft.data.preparation import Preparation, check_labels, encode, load_source, preparations, scale
 from graft.data.schema import Schema, parse_schema
+from graft.data.survey import schema_sentence
 from graft.errors import InputError
 
 ALPHA = (
@@ -210,6 +211,12 @@ def test_kinds_that_can_be_one_become_one(load):
     empty = BETA.replace("50", "").replace("70", "")
     scaled = prepare([load("alpha", ALPHA), load("beta", empty)])[1]
     assert column(scaled.graphs[1], "amount") == [0, 0]
+
+
+def test_what_columns_were_taken_for_is_said_in_one_line(banks):
+    assert schema_sentence(banks[0]) == (
+        "alpha: id id, label label, edges from source to target; numbers amount, vip; categories branch; dates opened"
+    )
 
 
 # Graphs that came with their features.

@@ -1,11 +1,12 @@
 """What is wrong with tables: all of it at once, each with file, line, column and remedy."""
 
 import gzip
+import random
 import re
 
 import pytest
 
-from graft.data.preparation import load_sources
+from graft.data.preparation import encode, load_sources
 from graft.data.schema import ClientFiles, Schema
 from graft.data.tables import TableError, read_table
 from graft.data.tables.problems import MOST_OF_A_KIND
@@ -210,3 +211,40 @@ def test_wrong_declared_encoding_is_named(folder):
     files = folder(NODES.replace("cat", "chât"))
     with pytest.raises(InputError, match=r"nodes.csv is not a readable text in ascii"):
         read_table(files, Schema(encoding="ascii"))
+
+
+PIECES = [
+    b'"',
+    b";",
+    b",",
+    b"\n",
+    b"\r",
+    b"\0",
+    b"|",
+    b"\t",
+    b"\xff",
+    b"",
+    b"nan",
+    b"1e999",
+    b"2024-13-45",
+    b"-1",
+    b" ",
+]
+
+
+def test_whatever_tables_hold_they_are_read_or_refused(tmp_path):
+    draw = random.Random(0)
+    outcomes = []
+    for _ in range(80):
+        for name, text in (("nodes.csv", NODES), ("edges.csv", EDGES)):
+            content = bytearray(text.encode(draw.choice(["utf-8", "utf-8", "utf-16"])))
+            for _ in range(draw.randint(0, 2)):
+                start = draw.randrange(len(content) + 1)
+                content[start : start + draw.randint(0, 4)] = draw.choice(PIECES)
+            (tmp_path / name).write_bytes(content)
+        try:
+            graph = encode([read_table(ClientFiles(path=tmp_path))], ["table"]).graphs[0]
+            outcomes.append(graph.nodes > 0)
+        except InputError:
+            outcomes.append(False)
+    assert 5 < sum(outcomes) < 75

@@ -96,6 +96,16 @@ def _share_remarks(shares: np.ndarray, names: Sequence[str], classes: Sequence[s
     return remarks
 
 
+def schema_sentence(table: NodeTable) -> str:
+    """Returns in one line what the columns of a client's tables were taken for."""
+    schema = table.schema
+    roles = [f"id {schema.id}", f"label {schema.label or 'none'}", f"edges from {schema.source} to {schema.target}"]
+    roles += [f"weight {schema.edge_weight}"] if schema.edge_weight else []
+    groups = (("numbers", schema.numeric), ("categories", schema.categorical), ("dates", schema.date))
+    features = [f"{kind} {', '.join(names)}" for kind, names in groups if names]
+    return f"{table.name}: {', '.join(roles)}; {'; '.join(features) or 'no feature'}"
+
+
 def common_schema(tables: Sequence[NodeTable]) -> Schema:
     """Returns one schema that fits all tables: names of the first, and what others call them under rename."""
     first = tables[0].schema
