@@ -17,7 +17,7 @@ from torch import nn
 from graft.errors import InputError
 from graft.experiments.export.card import Described, write_card
 from graft.experiments.export.destination import CARD, CONFIG, FORMATS, check_export_folder, check_format
-from graft.experiments.export.formats import TOLERANCE, WRITERS, first_line, largest_difference
+from graft.experiments.export.formats import TOLERANCE, WRITERS, InputKind, first_line, largest_difference
 from graft.experiments.export.modules import build_module, state_of
 from graft.experiments.export.sources import Source, source_of
 from graft.files import explained
@@ -43,13 +43,15 @@ def write_export(export: Export, folder: Path, format: str | None = None, *, ove
     about = export.about
     source = source_of(about.architecture, export.name, export.settings)
     module = build_module(about.architecture, export.weights)
+    kind = InputKind(about.preparation.features, getattr(about.architecture, "takes_weights", True))
     with explained(f"{folder} cannot be written to", InputError):
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             write_files(draft, export, source)
-            check_copy(draft, module, about.preparation.features)
+            check_copy(draft, module, kind)
+            shutil.rmtree(draft / "__pycache__", ignore_errors=True)
             if format is not None:
-                WRITERS[format](module, about.preparation.features, draft / FORMATS[format])
+                WRITERS[format](module, kind, draft / FORMATS[format])
             draft.chmod(0o755)  # a temporary folder is its owner's alone
             if folder.exists():
                 shutil.rmtree(folder)
@@ -83,7 +85,7 @@ def write_files(draft: Path, export: Export, source: Source) -> None:
     (draft / CARD).write_text(write_card(about), encoding="utf-8")
 
 
-def check_copy(draft: Path, module: nn.Module, features: int) -> None:
+def check_copy(draft: Path, module: nn.Module, kind: InputKind) -> None:
     """Refuses a copy that cannot be loaded on its own, or gives other logits than the model."""
     try:
         spec = spec_from_file_location("graft_exported_model", draft / "model.py")
@@ -93,7 +95,7 @@ def check_copy(draft: Path, module: nn.Module, features: int) -> None:
         spec.loader.exec_module(loaded)
         copy = loaded.load()
         with torch.no_grad():
-            difference = largest_difference(module, features, copy)
+            difference = largest_difference(module, kind, copy)
     except Exception as error:  # a file that somebody brought may raise anything
         raise InputError(f"The exported model.py cannot be used: {first_line(error)}.") from error
     if difference > TOLERANCE:

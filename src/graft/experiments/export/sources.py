@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from graft.errors import InputError
 from graft.experiments.export.modules import network_file, network_of, settings_of
-from graft.models import MODELS
+from graft.files import explained
+from graft.models import MODELS, PYG, parse_model
 from graft.models.architecture import LayeredModel, Model
 from graft.models.build import accepted
 from graft.models.own import OwnModel
 from graft.registry import parse_reference
 
+SHAPE = ("features", "classes")
 LOADER = '''
 
 def load(folder=None):
@@ -43,17 +45,28 @@ def source_of(model: Model, name: str, experiment_settings: dict[str, Any]) -> S
         network = network_of(model)
         assert isinstance(model, LayeredModel)
         return Source(inspect.getsource(network_file(network)), settings_of(model))
-    reference = parse_reference(name)
-    if reference is None or not reference.is_file:
-        raise InputError(
-            "Only a model that is given as my_model.py:Net can be exported with its source; for one that was given as "
-            "an object, result.client(...).module() returns it with its weights."
-        )
-    text = reference.path.read_text(encoding="utf-8")
+    text, attribute = own_source(name)
     if re.search(r"^(async )?def load\b|^load\s*=", text, re.MULTILINE):
-        raise InputError(f"{reference.path.name} has a function load already, which an exported model.py needs.")
-    entry = MODELS[name]
-    names = list(inspect.signature(entry).parameters)[:2]  # of features and classes
-    settings = dict(zip(names, (experiment_settings[key] for key in ("features", "classes")), strict=True))
-    others = {key: value for key, value in experiment_settings.items() if key not in ("features", "classes")}
-    return Source(text.rstrip() + "\n" + LOADER.format(name=reference.attribute), settings | accepted(entry, others))
+        raise InputError(f"The file of model '{name}' has a function load already, which an exported model.py needs.")
+    entry_name, depth = parse_model(name)
+    entry = MODELS[entry_name]
+    parameters = list(inspect.signature(entry).parameters)[:2]  # of features and classes
+    settings = dict(zip(parameters, (experiment_settings[key] for key in SHAPE), strict=True))
+    others = {key: value for key, value in experiment_settings.items() if key not in SHAPE}
+    others |= {} if depth is None else {"depth": depth}
+    return Source(text.rstrip() + "\n" + LOADER.format(name=attribute), settings | accepted(entry, others))
+
+
+def own_source(name: str) -> tuple[str, str]:
+    """Returns the text of the file that makes a model which is not Graft's own, and what makes it there."""
+    reference = parse_reference(name)
+    if reference is not None and reference.is_file:
+        with explained(f"{reference.path} cannot be read", InputError):
+            return reference.path.read_text(encoding="utf-8"), reference.attribute
+    if name.startswith(PYG):
+        entry: Any = MODELS[parse_model(name)[0]]
+        return inspect.getsource(inspect.getmodule(entry)), entry.__name__
+    raise InputError(
+        "Only a model that is given as my_model.py:Net can be exported with its source; for one that was given as an "
+        "object, result.client(...).module() returns it with its weights."
+    )
