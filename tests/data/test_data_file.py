@@ -23,6 +23,7 @@ positive = "yes"
 numeric = ["Balance", "turnover"]
 categorical = { branch = ["north", "south"], channel = [] }
 date = { opened = "%d.%m.%Y", closed = "" }
+log = ["Turnover"]
 ignore = ["holder"]
 rename = { saldo = "balance" }
 split = "set"
@@ -76,6 +77,7 @@ def test_everything_that_a_data_file_can_say(write, tmp_path):
         categories={"branch": ("north", "south")},
         date=("opened", "closed"),
         date_formats={"opened": "%d.%m.%Y"},
+        log=("turnover",),
         ignore=("holder",),
         rename={"saldo": "balance"},
         split="set",
@@ -157,6 +159,7 @@ BAD = {
     "directed": (f'{CLIENTS}[schema.edges]\ndirected = "yes"\n', "directed is true or false"),
     "unknown nodes": (f'{CLIENTS}[schema]\nunknown_nodes = "keep"\n', "unknown_nodes is one of 'refuse', 'drop'"),
     "positive": (f"{CLIENTS}[schema]\npositive = true\n", "positive is the text of a class"),
+    "the logarithm of a date": (f'{CLIENTS}[schema]\nlog = ["a"]\ndate = ["a"]\n', "'a' is under log, but also date"),
     "rename": (f'{CLIENTS}[schema]\nrename = ["a"]\n', "rename is a table"),
 }
 

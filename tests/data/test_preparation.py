@@ -165,6 +165,18 @@ def test_direction_becomes_two_features(load):
     assert graph.weights.tolist() == [5, 5, 1, 1]
 
 
+def test_logarithm_of_a_column_is_taken_before_scaling_and_of_new_data_too(load):
+    schema = parse_schema({"log": ["amount"]}, "here")
+    table = load("alpha", ALPHA.replace(",30,", ",-30,"), schema=schema)
+    graph = encode([table], ["alpha"]).graphs[0]
+    np.testing.assert_allclose(column(graph, "log amount"), [np.log(11), 0, -np.log(31)], rtol=1e-6)
+    assert column(graph, "amount is missing") == [0, 1, 0]
+    _, again, expected = saved([table], names=["alpha"])
+    np.testing.assert_array_equal(dense(again.apply(load("alpha", ALPHA.replace(",30,", ",-30,")))), dense(expected))
+    with pytest.raises(InputError, match="'few' is not a finite number"):
+        load("alpha", ALPHA.replace("10", "few"), schema=schema)
+
+
 def test_columns_that_tell_nothing_are_left_out_and_named(load):
     rows = "".join(f"n{i},{'xy'[i % 2]},{i},EUR,,note {i}\n" for i in range(30))
     table = load("alpha", "id,label,f,currency,empty,remark\n" + rows, "source,target\nn1,n2\n")

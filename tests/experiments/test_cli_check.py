@@ -88,6 +88,16 @@ def test_classes_of_very_different_shares_are_a_note(folder):
     assert "class yes is 32.5% of the labelled nodes of beta, but 10.0% of alpha" in result.output
 
 
+def test_values_far_out_are_a_note_until_their_logarithm_is_taken(folder, tmp_path):
+    rows = [f"n{i},{'xy'[i % 2]},{1e9 if i == 7 else i}" for i in range(150)]
+    folder(nodes="account_id,fraud,amount\n" + "\n".join(rows) + "\n")
+    assert 'log = ["amount"]' in check("alpha").output
+    (tmp_path / "schema.toml").write_text('log = ["amount"]\n')
+    result = check("alpha", "--schema", "schema.toml")
+    assert result.exit_code == 0, result.output
+    assert "far out" not in result.output
+
+
 def test_a_single_class_is_a_problem(folder):
     result = check(folder(nodes=NODES.replace("yes", "no")))
     assert result.exit_code == 2

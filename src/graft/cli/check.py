@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -83,7 +84,7 @@ def show_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
     """Shows the schema, a row a client and how they agree; returns what is wrong."""
     from graft.data.agreement import describe, disagreements
     from graft.data.preparation import check_labels, encode
-    from graft.data.survey import class_remarks, common_schema, survey
+    from graft.data.survey import class_remarks, common_schema, skewed_columns, survey
     from graft.data.tables import NodeTable
 
     tables = {name: source for name, source in zip(names, sources, strict=True) if isinstance(source, NodeTable)}
@@ -95,6 +96,9 @@ def show_sources(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
         say(f"Note: {note}.")
     if tables and not any(table.schema.directed for table in tables.values()):
         say("Note: edges count both ways; directed = true in [schema.edges] adds how many come in and go out.")
+    skewed = dict.fromkeys(name for table in tables.values() for name in skewed_columns(table))
+    if skewed:
+        say(f"Note: {', '.join(skewed)} have values far out; log = {json.dumps(list(skewed))} takes their logarithm.")
     for remark in class_remarks(sources, names):
         say(f"Note: {remark}.")
     differences = disagreements(list(tables.values()), list(tables))

@@ -190,7 +190,7 @@ def _encoded_column(
 ) -> EncodedColumn:
     missing = any(bool(table.columns[name].missing.any()) for table in tables)
     if kind != "category":
-        return EncodedColumn(name, kind, missing)
+        return EncodedColumn(name, kind, missing, log=kind == "number" and name in tables[0].schema.log)
     declared = tables[0].schema.categories.get(name)
     if declared is not None:
         return EncodedColumn(name, kind, missing, declared, other=True)

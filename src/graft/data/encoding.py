@@ -28,13 +28,14 @@ class EncodedColumn:
     categories: tuple[str, ...] | None = None  # one-hot; None: hashed into buckets
     other: bool = False  # one feature more for all other categories
     buckets: int = 0
+    log: bool = False  # the logarithm of a number, sign(x) log(1 + |x|)
 
     @property
     def features(self) -> list[str]:
         """Returns the names of the features."""
         indicator = [f"{self.name} is missing"] if self.missing else []
         if self.kind != "category":
-            return [self.name, *indicator]
+            return [f"log {self.name}" if self.log else self.name, *indicator]
         if self.categories is None:
             return [f"{self.name} hash {bucket}" for bucket in range(self.buckets)] + indicator
         other = [f"{self.name} is other"] if self.other else []
@@ -66,6 +67,7 @@ class Encoding:
         return replace(
             self.schema,
             numeric=names["number"],
+            log=tuple(name for name in self.schema.log if name in names["number"]),
             categorical=names["category"],
             date=names["date"],
             date_formats=forms,
@@ -129,6 +131,7 @@ class Encoding:
                 "name": column.name,
                 "kind": column.kind,
                 "missing": column.missing,
+                "log": column.log,
                 "categories": None if column.categories is None else list(column.categories),
                 "other": column.other,
                 "buckets": column.buckets,
@@ -150,6 +153,8 @@ def _fill_numbers(block: Floats, column: EncodedColumn, cells: Column, table: No
     else:
         numbers = cells.numbers
     missing: Bools = np.isnan(numbers)
+    if column.log:
+        numbers = np.sign(numbers) * np.log1p(np.abs(numbers))
     block[:, 0] = np.where(missing, 0, numbers)
     if column.missing:
         block[:, 1] = missing

@@ -25,6 +25,7 @@ class _Column(_Strict):
     name: Name
     kind: Literal["number", "date", "category"]
     missing: bool
+    log: bool
     categories: list[str] | None
     other: bool
     buckets: Annotated[int, Field(ge=0, le=MOST_BUCKETS)]

@@ -53,6 +53,7 @@ class Schema:
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where they are declared
     date: tuple[str, ...] = ()
     date_formats: Mapping[str, str] = field(default_factory=dict)
+    log: tuple[str, ...] = ()  # numbers of which the logarithm is taken
     ignore: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)  # names of columns here, and what others call them
     split: str | None = None
@@ -76,7 +77,12 @@ class Schema:
 
     def kind_of(self, column: str) -> str | None:
         """Returns the declared kind of a column of nodes; None where it is to be inferred."""
-        declared = {"number": self.numeric, "category": self.categorical, "date": self.date, "ignored": self.ignore}
+        declared = {
+            "number": (*self.numeric, *self.log),
+            "category": self.categorical,
+            "date": self.date,
+            "ignored": self.ignore,
+        }
         return next((kind for kind, names in declared.items() if column in names), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,6 +177,9 @@ def _check_columns_once(schema: Schema, where: str) -> None:
         for column in filter(None, columns):
             if meaning.setdefault(column, group) != group:
                 raise InputError(f"{where}, [schema]: column '{column}' is both {meaning[column]} and {group}.")
+    both = next((name for name in schema.log if meaning.get(name, "numeric") != "numeric"), None)
+    if both is not None:
+        raise InputError(f"{where}, [schema]: column '{both}' is under log, but also {meaning[both]}.")
     if schema.source is not None and schema.source == schema.target:
         raise InputError(f"{where}, [schema.edges]: source and target are both '{schema.source}'.")
 
@@ -291,6 +300,7 @@ SCHEMA_KEYS: dict[str, Parse] = {
     "numeric": _columns_key("numeric"),
     "categorical": _categorical,
     "date": _date,
+    "log": _columns_key("log"),
     "ignore": _columns_key("ignore"),
     "rename": _rename,
     "split": _column_key("split"),

@@ -15,6 +15,8 @@ from graft.data.tables.node_table import NodeTable
 
 DIFFERENT_SHARE = 0.1  # of a class, between two clients, that is worth a word
 DIFFERENT_RATIO = 3.0
+FAR_OUT = 10.0  # standard deviations from the mean
+ENOUGH_VALUES = 100
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,18 @@ def _share_remarks(shares: np.ndarray, names: Sequence[str], classes: Sequence[s
                 f"{column[low]:.1%} of {names[low]}"
             )
     return remarks
+
+
+def skewed_columns(table: NodeTable) -> list[str]:
+    """Returns the columns whose largest value is so far out that few others count after scaling."""
+    skewed = []
+    for name, column in table.columns.items():
+        if column.kind != "number" or column.numbers is None or name in table.schema.log:
+            continue
+        numbers = column.numbers[~np.isnan(column.numbers)]
+        if len(numbers) >= ENOUGH_VALUES and np.abs(numbers - numbers.mean()).max() > FAR_OUT * numbers.std() > 0:
+            skewed.append(name)
+    return skewed
 
 
 def schema_sentence(table: NodeTable) -> str:
