@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
+
 from typer.core import TyperCommand
 
 MANY = ("--graphs",)
@@ -11,7 +12,7 @@ MANY = ("--graphs",)
 class ManyValues(TyperCommand):
     """A command whose options in `MANY` may be given once with several values."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Typer's context, or click's
         return super().parse_args(ctx, repeat_options(args))
 
 
