@@ -185,3 +185,11 @@ def test_perturbed_inductive_data_are_scored_as_they_were():
 def test_a_graph_that_stays_one_needs_a_partition():
     with pytest.raises(InputError, match="one graph"):
         build(replace(make_client(), name="cora"), 3, "own")
+
+
+def test_moments_of_inductive_data_are_those_of_nodes_that_training_sees():
+    graphs = Federation({"a": make_client(), "b": make_client(20, seed=1)})
+    seen, everything = (build(graphs, None, features="standard", inductive=way) for way in (True, False))
+    assert np.allclose(seen.clients[0].x.mean(axis=0), 0, atol=1e-6)
+    assert not np.allclose(seen.clean.clients[0].x.mean(axis=0), 0, atol=1e-6)
+    assert np.allclose(everything.clients[0].x.mean(axis=0), 0, atol=1e-6)

@@ -64,6 +64,12 @@ class FederationData:
         words = [self.card["method"], "inductive" if self.card.get("inductive") else "", perturbation.get("summary")]
         return ", ".join(filter(None, words))
 
+    @property
+    def described(self) -> list[Graph]:
+        """Returns the clients' graphs as records describe them: perturbed, but with nodes that training does not
+        see."""
+        return self.clean.clients if self.card.get("inductive") and self.clean is not None else self.clients
+
     def client_name(self, client: int) -> str | int:
         """Returns what people call a client: its name, or its number."""
         return client if self.names is None else self.names[client]
@@ -113,11 +119,15 @@ def build(
         shares = _share_out(data, clients, partition, seed, scaling, partition_options)
     own = shares.whole is None
     check_labels(shares.parts, _labels(shares) if own else [data.name])
-    scaled = scale(shares.parts, _labels(shares), shares.encoded.encodings, features, scaling)
-    _warn_of_unused_masks(scaled.graphs if own else [], split)
-    parts = splits.split(
-        scaled.graphs, split, seed, rounding=rounding, names=shares.names, may_lack_labels=own and len(shares.parts) > 1
+    _warn_of_unused_masks(shares.parts if own else [], split)
+    may_lack_labels = own and len(shares.parts) > 1
+    masked = splits.split(
+        shares.parts, split, seed, rounding=rounding, names=shares.names, may_lack_labels=may_lack_labels
     )
+    by_time = splits.is_by_time(split)
+    seen = [splits.seen_in_training(part, by_time) for part in masked] if inductive or by_time else None
+    scaled = scale(masked, _labels(shares), shares.encoded.encodings, features, scaling, fitted_on=seen)
+    parts = scaled.graphs
     whole = join(parts, data.name) if shares.whole is None else _assemble(shares, parts)
     card = cards.card(whole, shares.membership, partition, seed, partition_options, shares.names)
     fitted = preparations(shares.encoded, scaled)
@@ -131,8 +141,8 @@ def build(
         preparations=fitted,
         positive=fitted[0].positive_class,
     )
-    if inductive or splits.is_by_time(split):
-        federation = without_test_nodes(federation, splits.is_by_time(split))
+    if seen is not None:
+        federation = without_test_nodes(federation, by_time)
     if perturbation is None or not perturbation.active:
         return federation
     return perturbed(federation, perturbation, resolve_features(features, shares.encoded.encodings))

@@ -171,8 +171,6 @@ def scale(
     One encoding may stand for all graphs, where these were cut out of one table. Moments are those of all nodes, or of
     those that `fitted_on` marks in each graph.
     """
-    if features not in FEATURES:
-        raise InputError(f"There are no features '{features}'; choose one of {', '.join(FEATURES)}.")
     encoding = next((entry for entry in encodings or () if entry is not None), None)
     features = resolve_features(features, encodings)
     if features != "standard":

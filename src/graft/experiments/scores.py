@@ -225,7 +225,7 @@ def describe_clients(
             "edges": graph.edge_count,
             **accuracies[client],
         }
-        for client, graph in enumerate((federation.clean or federation).clients)
+        for client, graph in enumerate(federation.described)
     ]
 
 
