@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from graft.cli.console import Text, split_names
+from graft.cli.console import Text, say, split_names
 from graft.cli.options import with_experiment_options
 from graft.cli.progress import round_progress
 from graft.cli.report import finish_run, show_results
@@ -98,6 +98,8 @@ def run_all(
         key = data_settings(experiment)
         if key not in data:
             data[key] = build_federation(experiment)
+            for note in data[key].notes:
+                say(note)
         with round_progress(experiment.rounds, experiment.label) as tell:
             given = Given(federation=data[key])
             results.append(run_experiment(experiment, folder, overwrite=overwrite, progress=tell, given=given))

@@ -26,6 +26,8 @@ from graft.data.preparation import (
     resolve_features,
     scale,
 )
+from graft.data.survey import schema_sentence
+from graft.data.tables import NodeTable
 from graft.errors import DataWarning, InputError
 
 
@@ -41,6 +43,7 @@ class FederationData:
     names: tuple[str, ...] | None = None  # of the clients; None: they have numbers only
     preparations: Sequence[Preparation] = ()  # of every client: how its files became a graph
     positive: int | None = None  # the class of interest, if one was named
+    notes: Sequence[str] = ()  # what tables were taken for, and what a person should know of them
     exchange: Exchange = field(default_factory=Exchange)  # what clients agreed on before they trained
 
     @property
@@ -140,12 +143,19 @@ def build(
         exchange=shares.encoded.exchange + scaled.exchange,
         preparations=fitted,
         positive=fitted[0].positive_class,
+        notes=_notes(data, shares.encoded),
     )
     if seen is not None:
         federation = without_test_nodes(federation, by_time)
     if perturbation is None or not perturbation.active:
         return federation
     return perturbed(federation, perturbation, resolve_features(features, shares.encoded.encodings))
+
+
+def _notes(data: Source | Federation, encoded: Encoded) -> list[str]:
+    sources = data.sources if isinstance(data, Federation) else [data]
+    taken_for = [schema_sentence(source) for source in sources if isinstance(source, NodeTable)]
+    return [*taken_for, *encoded.notes, *encoded.agreement_notes]
 
 
 def _own_graphs(data: Federation, scaling: str) -> Shares:
