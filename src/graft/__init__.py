@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from graft.data import DATASETS
+    from graft.data.client_graphs import Federation
     from graft.data.datasets import load
     from graft.data.federation import FederationData
     from graft.data.graphs import Graph, make_graph
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from graft.experiments.predictions import Predictions
     from graft.experiments.result import Result
     from graft.experiments.run import resume, run
+    from graft.experiments.verdicts import Verdict
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
     from graft.federation.method import Method, Placement, step
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
 # Where the public names are; they are imported when they are first used, so that help need not wait for PyTorch.
 _MODULES = {
     "data": ("DATASETS",),
+    "data.client_graphs": ("Federation",),
     "data.datasets": ("load",),
     "data.federation": ("FederationData",),
     "data.graphs": ("Graph", "make_graph"),
@@ -82,6 +85,7 @@ _MODULES = {
     "experiments.predictions": ("Predictions",),
     "experiments.result": ("Result",),
     "experiments.run": ("resume", "run"),
+    "experiments.verdicts": ("Verdict",),
     "federation.clients": ("Clients", "Replies"),
     "federation.fleet": ("Fleet",),
     "federation.method": ("Method", "Placement", "step"),
@@ -126,6 +130,7 @@ __all__ = [
     "DataWarning",
     "Experiment",
     "ExperimentSettings",
+    "Federation",
     "FederationData",
     "Fleet",
     "FleetGraph",
@@ -153,6 +158,7 @@ __all__ = [
     "Topology",
     "Training",
     "Tree",
+    "Verdict",
     "Weights",
     "__version__",
     "add_bias",

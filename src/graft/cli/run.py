@@ -123,9 +123,9 @@ def judge_joining(
 ) -> None:
     """Say for each client whether joining helps it, and what it gives to the others."""
     from graft.cli.report import show_verdicts, write_page
-    from graft.experiments.joining import judge_clients, leave_out, write_verdicts
+    from graft.experiments.joining import leave_out, write_verdicts
 
-    verdicts = judge_clients(federated, alone, federation, experiment)
+    verdicts = federated.against(alone)
     if contribution and len(verdicts) > 1:
         for client, verdict in enumerate(verdicts):
             with round_progress(experiment.rounds, f"without {verdict.client}") as tell:

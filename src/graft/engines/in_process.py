@@ -258,7 +258,8 @@ def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
         largest_step = max(needs[client].work for client in fleets.too_large)
         warnings.warn(
             f"A step of client {setup.client_names(fleets.too_large)} is estimated to need up to "
-            f"{format_bytes(largest_step)}, more than a budget of {format_bytes(available)} leaves beside what all clients hold; such clients train alone.",
+            f"{format_bytes(largest_step)}, more than a budget of {format_bytes(available)} leaves beside what all "
+            f"clients hold; such clients train alone.",
             MemoryWarning,
             stacklevel=3,
         )

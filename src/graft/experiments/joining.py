@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from graft.data.federation import FederationData
 from graft.errors import InputError
@@ -14,32 +13,12 @@ from graft.experiments.experiment import Experiment
 from graft.experiments.given import Given
 from graft.experiments.result import Result
 from graft.experiments.run import Progress, run_experiment
-from graft.experiments.verdicts import Verdict, contribution, judge
+from graft.experiments.verdicts import Verdict, contribution
 from graft.federation.metric_names import parse_metrics
-from graft.federation.metrics import Predictions
 from graft.files import parse_json, read_text, seal, unseal, write_text
 from graft.models import list_models
 
 FILE = "verdicts.json"
-
-
-def judge_clients(
-    federated: Result, alone: Result, federation: FederationData, experiment: Experiment
-) -> list[Verdict]:
-    """Returns what joining changes for every client, by the first metric of the experiment on its own test nodes."""
-    metric = parse_metrics(experiment.metric)[0]
-    scored = (federation.clean or federation).clients
-    verdicts = []
-    for client, graph in enumerate(scored):
-        before, after = (_on_test_nodes(result, client, graph, federation.positive) for result in (alone, federated))
-        verdicts.append(judge(federation.client_name(client), metric, before, after, experiment.seed))
-    return verdicts
-
-
-def _on_test_nodes(result: Result, client: int, graph: Any, positive: int | None) -> Predictions:
-    test = graph.masks["test"]
-    probabilities = result.client(client).predict().probabilities
-    return Predictions(graph.y[test], probabilities[test], positive)
 
 
 def leave_out(

@@ -12,7 +12,10 @@ from graft.files import printable
 from graft.tensors.trees import Tree
 
 if TYPE_CHECKING:
+    from graft.data.graphs import Graph
     from graft.experiments.prediction import ClientModel, RunModels
+    from graft.experiments.verdicts import Verdict
+    from graft.federation.metrics import Predictions as ScoredNodes
 
 SHOWN = 50  # clients in the table of a notebook
 
@@ -36,6 +39,30 @@ class Result:
         if self.models is None:
             raise InputError("This result holds no models.")
         return self.models.client(client, model, at)
+
+    def against(self, alone: Result) -> list[Verdict]:
+        """Returns what joining changed for every client: this run against another on the same data, in which each
+        client trained alone, by the metric that picked the best round."""
+        from graft.experiments.verdicts import judge
+
+        if self.models is None or alone.models is None:
+            raise InputError("A result without models cannot be compared node by node.")
+        federation, other = self.models.federation(), alone.models.federation()
+        if federation.hash != other.hash or len(federation.clients) != len(other.clients):
+            raise InputError("The two runs are on different data, so their models cannot be compared.")
+        verdicts = []
+        for client, graph in enumerate((federation.clean or federation).clients):
+            before, after = (run.on_test_nodes(client, graph, federation.positive) for run in (alone, self))
+            name, metric = federation.client_name(client), self.summary.get("metric", "accuracy")
+            verdicts.append(judge(name, metric, before, after, self.summary["seed"]))
+        return verdicts
+
+    def on_test_nodes(self, client: int, graph: Graph, positive: int | None) -> ScoredNodes:
+        """Returns what a client's own model predicts of its test nodes."""
+        from graft.federation.metrics import Predictions as ScoredNodes
+
+        test = graph.masks["test"]
+        return ScoredNodes(graph.y[test], self.client(client).predict().probabilities[test], positive)
 
     @property
     def best_round(self) -> int:
