@@ -33,6 +33,7 @@ class Step(NamedTuple):
     keywords: Mapping[str, Any]
     output: Any  # the slots of what it returns, in its shape; None of what is no tensor
     last: tuple[int, ...] = ()  # slots that nobody reads after it
+    slots: tuple[tuple[int, int], ...] | None = None  # which arguments are slots, and which; None where lists hold some
 
 
 class Recording:
@@ -47,8 +48,13 @@ class Recording:
         """Returns what the module returns with these parameters and buffers, which it may change in place."""
         values: list[Any] = [parameters[name] for name in self.names]
         values += [None] * (self._slots - len(values))
-        for function, arguments, keywords, output, last in self.steps:
-            filled = [fill(argument, values) for argument in arguments]
+        for function, arguments, keywords, output, last, slots in self.steps:
+            if slots is None:
+                filled = [fill(argument, values) for argument in arguments]
+            else:
+                filled = list(arguments)
+                for position, number in slots:
+                    filled[position] = values[number]
             if keywords:
                 result = function(*filled, **{name: fill(value, values) for name, value in keywords.items()})
             else:
@@ -110,5 +116,13 @@ def with_last_uses(steps: Sequence[Step], output: Any) -> list[Step]:
         touched = leaves([step.arguments, dict(step.keywords), step.output])
         last = {leaf.number for leaf in touched if type(leaf) is Slot} - needed
         needed |= last
-        ended.append(step._replace(last=tuple(last)))
+        ended.append(step._replace(last=tuple(last), slots=slots_of(step.arguments)))
     return ended[::-1]
+
+
+def slots_of(arguments: Sequence[Any]) -> tuple[tuple[int, int], ...] | None:
+    """Returns the positions and numbers of slots among some arguments; None where one holds slots inside."""
+    plain = [argument for argument in arguments if type(argument) is not Slot]
+    if any(type(leaf) is Slot for leaf in leaves(plain)):
+        return None
+    return tuple((index, part.number) for index, part in enumerate(arguments) if type(part) is Slot)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.models.recording import Slot, Step, name_of
+from graft.tensors.autograd import apply_function
 from graft.tensors.sparse import BlockSparse
 
 DENSITY = 0.1  # of the elements of a matrix; with more that are not zero, it is multiplied as a dense one
@@ -17,13 +18,39 @@ DENSITY = 0.1  # of the elements of a matrix; with more that are not zero, it is
 
 def multiply(matrix: BlockSparse, dense: Tensor) -> Tensor:
     """Returns the product of a matrix of one block with [width, d]."""
-    return (matrix @ dense.unsqueeze(0)).squeeze(0)
+    return apply_function(_Product, matrix, dense)
 
 
 def multiply_linear(matrix: BlockSparse, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns what `functional.linear` returns for a dense matrix."""
-    product = multiply(matrix, weight.mT)
+    product = apply_function(_Linear, matrix, weight)
     return product if bias is None else product + bias
+
+
+class _Product(torch.autograd.Function):
+    """One operation, where that of a fleet would be four with its client axis."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: BlockSparse, dense: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return matrix.times(dense.unsqueeze(0))[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.matrix.transpose.times(gradient.contiguous().unsqueeze(0))[0]
+
+
+class _Linear(torch.autograd.Function):
+    """The product with a transpose. The rows of a table are what can be summed up fast, so it is written out."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: BlockSparse, weight: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return matrix.times(weight.t().contiguous().unsqueeze(0))[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.matrix.transpose.times(gradient.contiguous().unsqueeze(0))[0].t()
 
 
 PRODUCTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
