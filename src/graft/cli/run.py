@@ -10,6 +10,7 @@ import typer
 
 from graft.cli.console import Text, say, split_names
 from graft.cli.options import with_experiment_options
+from graft.cli.predict import check_run
 from graft.cli.progress import round_progress
 from graft.cli.report import finish_run, show_results
 from graft.data import OWN_GRAPHS
@@ -164,6 +165,7 @@ def suited(values: dict[str, Any]) -> dict[str, Any]:
 
 def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
     """Go on with a run from its last checkpoint, as if it had never stopped."""
+    check_run(directory)
     rounds = draft_experiment(read_experiment(directory / "experiment.toml")).rounds
     from graft.experiments import run as runs
 

@@ -89,7 +89,7 @@ def parse_graphs(graphs: list[str]) -> dict[str, Path]:
         name, equals, rest = text.partition("=")
         path = Path(rest) if equals and not Path(text).exists() else Path(text)
         if not path.is_dir() and not (path.suffix == ".npz" and path.is_file()):
-            raise InputError(f"There is no folder or .npz file {path}: --graphs takes one for each client.")
+            raise InputError(_no_graph(path))
         name = name if path == Path(rest) else path.resolve().stem
         if name in paths:
             raise InputError(f"Two of the graphs are called '{name}': give one another name, as other={path}.")
@@ -98,6 +98,15 @@ def parse_graphs(graphs: list[str]) -> dict[str, Path]:
 
     check_names("--graphs", paths)
     return paths
+
+
+def _no_graph(path: Path) -> str:
+    """Returns the sentence about what cannot be a client's graph."""
+    if path.suffix == ".toml" and path.is_file():
+        return f"{path} is a data file, which names all clients itself: give it as the dataset, --dataset {path}."
+    if path.is_file():
+        return f"{path} is no .npz file; of tables, give the folder that holds them: {path.parent}."
+    return f"There is no folder or .npz file {path}: --graphs takes one for each client."
 
 
 def count_clients(dataset: str) -> int | None:

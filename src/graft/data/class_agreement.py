@@ -58,7 +58,10 @@ def check_labels(graphs: Sequence[Graph], names: Sequence[str]) -> None:
         return
     whose = f"'{names[0]}' has" if len(graphs) == 1 else f"{', '.join(names)} have"
     if not len(labels):
-        raise InputError(f"{whose} no label at all: name the column, as label = ... in the schema.")
+        raise InputError(
+            f"{whose} no label at all: a table needs a column of classes (named by label = ... in the schema), any "
+            f"other graph y."
+        )
     class_names = graphs[0].class_names
     only = class_names[labels[0]] if class_names else labels[0]
     raise InputError(f"{whose} a single class, '{only}': there is nothing to learn; at least two are needed.")

@@ -64,7 +64,9 @@ def check_names(where: str, names: Iterable[str]) -> None:
                 f'/ \\ : * ? " < > |.'
             )
         if name.casefold() in spellings:
-            raise InputError(f"{where}: the clients '{spellings[name.casefold()]}' and '{name}' differ by case alone.")
+            raise InputError(
+                f"{where}: the clients '{spellings[name.casefold()]}' and '{name}' differ by case alone; rename one."
+            )
         spellings[name.casefold()] = name
 
 

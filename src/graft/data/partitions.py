@@ -3,7 +3,7 @@
 import heapq
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,24 @@ def assign(graph: Graph, clients: int | None, by: str | Path = "louvain", seed: 
     check_partition(by)
     if str(by) not in PARTITIONS:
         return _from_file(graph, clients, by, options)
-    method = PARTITIONS[str(by)]
-    parameters = inspect.signature(method).parameters.items()
+    check_options(str(by), options)
+    if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
+        raise InputError(f"The number of clients is a whole number of at least 1, not {clients!r}.")
+    if clients > graph.nodes:
+        raise InputError(f"'{graph.name}' has {graph.nodes} nodes, too few for {clients} clients with one node each.")
+    membership = PARTITIONS[str(by)](graph, int(clients), seed, **options)
+    return Assignment(_fill_empty(membership, int(clients)))
+
+
+def check_options(by: str, options: Collection[str]) -> None:
+    """Refuses options that a method of partitioning does not have."""
+    parameters = inspect.signature(PARTITIONS[by]).parameters.items()
     possible = [name for name, parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
     for option in options:
         if option not in possible:
             raise InputError(
                 f"Partition '{by}' has no option '{option}'; its options are {', '.join(possible) or 'none'}."
             )
-    if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
-        raise InputError(f"The number of clients is a whole number of at least 1, not {clients!r}.")
-    if clients > graph.nodes:
-        raise InputError(f"'{graph.name}' has {graph.nodes} nodes, too few for {clients} clients with one node each.")
-    membership = method(graph, int(clients), seed, **options)
-    return Assignment(_fill_empty(membership, int(clients)))
 
 
 def names() -> list[str]:
@@ -227,5 +231,7 @@ def _from_file(graph: Graph, clients: int | None, by: str | Path, options: dict[
     assignment = read_partition(path, graph)
     count = int(assignment.membership.max()) + 1
     if clients is not None and clients != count:
-        raise InputError(f"{path} is a partition into {count} clients, but {clients} were asked for.")
+        raise InputError(
+            f"{path} is a partition into {count} clients, but {clients} were asked for; clients should be {count}."
+        )
     return assignment

@@ -27,7 +27,6 @@ from graft.errors import InputError
 
 SCALINGS = ("local", "federated")
 FEATURES = ("auto", "raw", "row", "l2", "standard")
-FEATURES = ("auto", "raw", "row", "l2", "standard")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,12 @@ from graft.data.graphs import Graph
 from graft.data.sources import open_data
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
-from graft.experiments.combinations import check_combination
+from graft.experiments.combinations import build_topology, check_combination
 from graft.experiments.experiment import Experiment
 from graft.experiments.make_method import name_of
 from graft.federation.method import Method
 from graft.federation.metric_names import check_positive, parse_metrics
 from graft.federation.setup import Setup
-from graft.federation.topologies import Topology
 from graft.models import Model, assign_models
 from graft.options import split_options
 
@@ -93,16 +92,7 @@ def build_models(
 def check_batches(batches: int, graphs: list[Graph], names: Sequence[str] | None) -> None:
     """Refuses batches that would leave a client with an empty one."""
     smallest = min(range(len(graphs)), key=lambda client: graphs[client].nodes)
-    if batches > graphs[smallest].nodes:
+    nodes = graphs[smallest].nodes
+    if batches > nodes:
         client = smallest if names is None else names[smallest]
-        raise InputError(f"batches is {batches}, but client {client} has only {graphs[smallest].nodes} nodes.")
-
-
-def build_topology(experiment: Experiment, peers: int) -> Topology | None:
-    """Returns the topology that was asked for; without one a method has its own."""
-    if not experiment.topology:
-        return None
-    name, options = split_options(experiment.topology)
-    topology = Topology(name, options)
-    topology.check(peers, experiment.rounds)
-    return topology
+        raise InputError(f"batches is {batches}, but client {client} has only {nodes} nodes; use at most {nodes}.")

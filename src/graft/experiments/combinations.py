@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from graft.data import OWN_GRAPHS, PARTITIONS, count_clients, parse_dataset
+from graft.data.partitions import check_options
+from graft.data.splits import is_by_time
 from graft.errors import InputError
 from graft.experiments.experiment import GIVEN, Experiment
 from graft.experiments.make_method import name_of
 from graft.federation.method import Method
+from graft.federation.topologies import Topology
 from graft.methods import METHODS
-from graft.models import list_models
+from graft.models import NATIVE, build_model, list_models, parse_model
+from graft.options import split_options
 
 
 def check_combination(experiment: Experiment, method: Method) -> None:
     """Refuses what the method of an experiment cannot do."""
     experiment.torch_device()
     if experiment.score == "global" and type(method).shared is Method.shared:
-        raise InputError(f"score is global, but method '{name_of(method)}' has no global model.")
+        raise InputError(f"score is global, but method '{name_of(method)}' has no global model; use personal.")
     if experiment.topology and not method.takes_topology:
         able = ", ".join(METHODS.matching(lambda kind: kind.takes_topology))
         raise InputError(
@@ -24,7 +29,48 @@ def check_combination(experiment: Experiment, method: Method) -> None:
         raise InputError(
             f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {experiment.batches}."
         )
+    check_data_settings(experiment)
     check_one_model(experiment, method)
+    check_native_models(experiment, method)
+    build_topology(experiment, experiment.clients)
+
+
+def check_data_settings(experiment: Experiment) -> None:
+    """Refuses what cannot be done with any data."""
+    name, options = split_options(experiment.partition)
+    if name in PARTITIONS:
+        check_options(name, options)
+    dataset = experiment.dataset
+    if name == OWN_GRAPHS and not experiment.graphs and dataset != GIVEN:
+        parse_dataset(dataset)  # a file that is gone is a mistake of its own
+        if count_clients(dataset) is None:
+            raise InputError(
+                f"partition is own, but '{dataset}' is one graph: choose one of {', '.join(PARTITIONS)}, or give "
+                f"clients' own graphs, as --graphs alpha/ beta.npz."
+            )
+    unseen = experiment.inductive or is_by_time(experiment.split)
+    if unseen and experiment.evaluate_on == "perturbed" and experiment.perturbation.active:
+        raise InputError(
+            "evaluate_on is perturbed, but test nodes that training does not see are not perturbed: use clean."
+        )
+
+
+def check_native_models(experiment: Experiment, method: Method) -> None:
+    """Refuses widths, depths and heads that a model of Graft's own cannot have; those of others are built later."""
+    models = method.architecture or experiment.models
+    for name in list_models(models) if isinstance(models, str) else models:
+        if name != GIVEN and parse_model(name)[0] in NATIVE:
+            build_model(name, 1, 2, width=experiment.width, dropout=experiment.dropout, head=experiment.head)
+
+
+def build_topology(experiment: Experiment, peers: int) -> Topology | None:
+    """Returns the topology that was asked for; without one a method has its own."""
+    if not experiment.topology:
+        return None
+    name, options = split_options(experiment.topology)
+    topology = Topology(name, options)
+    topology.check(peers, experiment.rounds)
+    return topology
 
 
 def check_one_model(experiment: Experiment, method: Method) -> None:

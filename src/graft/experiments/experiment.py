@@ -261,7 +261,7 @@ def with_own_graphs(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(graphs, list):
         graphs = []  # or of a type that is refused where fields are checked
     if graphs and dataset:
-        raise InputError(f"Both graphs and the dataset '{dataset}' were given: graphs are the data of their clients.")
+        raise InputError(f"Both graphs and the dataset '{dataset}' were given: leave one of them out.")
     count = len(graphs) if graphs else count_clients(dataset) if isinstance(dataset, str) else None
     if count is None:
         return values
@@ -269,7 +269,8 @@ def with_own_graphs(values: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in ("clients", "partition"):
         if values.get(name, own[name]) != own[name]:
             raise InputError(
-                f"{name} is {values[name]}, but {count} clients bring graphs of their own: nothing is shared out."
+                f"{name} is {values[name]}, but every client brings its own graph, {count} in all: nothing is shared "
+                f"out, so leave {name} out."
             )
     return {**values, **own}
 

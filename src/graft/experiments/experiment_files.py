@@ -9,10 +9,12 @@ from typing import Any
 
 import tomli_w
 
+from graft.data.data_file import KEYS
 from graft.errors import InputError
 from graft.experiments.experiment import Experiment
 from graft.files import read_text
 
+OF_DATA_FILES = set(KEYS) - {"clients"}  # keys that no experiment has
 NONE = "none"  # the key that names the settings that are None, which TOML has no word for
 
 
@@ -23,11 +25,13 @@ def read_experiment(path: Path) -> dict[str, Any]:
         unset = values.pop(NONE, [])
         if unset:
             values["settings"] = {**values.get("settings", {}), **dict.fromkeys(unset)}
-        return values
     except FileNotFoundError:
         raise InputError(f"There is no experiment file {path}.") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:  # a TOMLDecodeError or a UnicodeError too
         raise InputError(f"{path} is not a readable TOML file: {error}.") from error
+    if values.keys() & OF_DATA_FILES or isinstance(values.get("clients"), dict):
+        raise InputError(f"{path} is a data file, not an experiment: give it as the dataset, --dataset {path}.")
+    return values
 
 
 def experiment_text(experiment: Experiment) -> str:

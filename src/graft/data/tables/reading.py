@@ -31,13 +31,13 @@ def read(files: ClientFiles, schema: Schema, name: str) -> NodeTable:
     problems, notes = Problems(), list[str]()
     nodes, edges = read_sheets(files, schema, problems)
     rows_lost = problems.count > 0  # of nodes, perhaps: edges to them would be problems only because of that
+    if nodes is not None and not nodes.rows:
+        problems.add(nodes.path, "there is a header but no node", "it needs a row for every node")
+        nodes = None
     resolved = resolve(schema, nodes, edges, problems, notes) if nodes is not None and edges is not None else None
     if nodes is None or edges is None or resolved is None:
         raise TableError(problems.listed, problems.count)
     notes += nodes.notes + edges.notes
-    if not nodes.rows:
-        problems.add(nodes.path, "there is a header but no node", "it needs a row for every node")
-        rows_lost = True
     ids = _read_ids(nodes, resolved, problems)
     columns = read_columns(nodes, resolved, problems)
     y, class_names = _read_labels(nodes, resolved, problems)
