@@ -62,7 +62,8 @@ class Result:
         from graft.federation.metrics import Predictions as ScoredNodes
 
         test = graph.masks["test"]
-        return ScoredNodes(graph.y[test], self.client(client).predict().probabilities[test], positive)
+        probabilities = self.client(client).predict().probabilities[test].astype("float64")
+        return ScoredNodes(graph.y[test], probabilities, positive)
 
     @property
     def best_round(self) -> int:
