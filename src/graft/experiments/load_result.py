@@ -78,7 +78,7 @@ def open_models(directory: RunDirectory, given: Given) -> RunModels:
         return built
 
     facts = summary_of(directory, records, experiment, setup, data)
-    return RunModels(experiment, setup, data, best, last, federation, facts)
+    return RunModels(experiment, setup, data, best, last, federation, facts, directory.read_baselines)
 
 
 def setup_of(experiment: Experiment, method: Method, data: PreparedData, models: Any) -> Setup:

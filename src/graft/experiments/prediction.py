@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +59,7 @@ class RunModels:
     last: Callable[[], Mapping[str, RoundModels]]
     federation: Callable[[], FederationData]  # makes the data that the run was trained on
     facts: Mapping[str, Any] = field(default_factory=dict)  # what result.json says of the run
+    baselines: Callable[[], Sequence[Mapping[str, Any]]] = list  # of every client, what its model compares with
 
     def client(self, client: str | int, kind: Kind = "own", at: At = "best") -> ClientModel:
         """Returns the model of a client, by its name or number, of one kind and one round."""
@@ -200,6 +201,7 @@ class ClientModel:
             self.class_names,
             self.run.facts,
             self.models.record,
+            self._baseline(),
             None if format is None else FORMATS[format],
         )
         names = list_models(experiment.models) if isinstance(experiment.models, str) else experiment.models
@@ -207,6 +209,10 @@ class ClientModel:
         settings |= {"features": self.preparation.features, "classes": self.preparation.classes}
         export = Export(about, self.weights, names[self._position % len(names)], settings)
         return write_export(export, Path(folder), format, overwrite=overwrite)
+
+    def _baseline(self) -> Mapping[str, Any]:
+        rows = self.run.baselines()
+        return rows[self.number] if self.number < len(rows) else {}
 
     def _check_alone(self) -> None:
         """Refuses to make a module of a model that is not all that predicts."""

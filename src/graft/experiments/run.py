@@ -144,7 +144,7 @@ def _start(
                 save_prepared(directory.preparation, data, directory.experiment_checksum())
             else:
                 checkpoint.origin.check(origin)
-            recorder = Recorder(directory, origin)
+            recorder = Recorder(directory, origin, setup.names)
         stack.enter_context(capture_stream(setup.device))
         stack.enter_context(products_in(experiment.precision))
         stack.enter_context(use_threads(threads))
@@ -234,6 +234,7 @@ class Run:
             lambda: {kind: RoundModels(record, tree) for kind, tree in trees.items()},
             lambda: self.federation,
             summary,
+            lambda: [{"labels": row["labels"]} for row in self.federation.card["per_client"]],
         )
 
     def next_round(self, asked_to_stop: threading.Event) -> bool:

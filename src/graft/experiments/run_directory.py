@@ -13,7 +13,7 @@ from graft.experiments.best_models import RoundModels
 from graft.experiments.checkpoints import Checkpoint, Origin, load_checkpoint, read_contents, save_checkpoint
 from graft.experiments.free_folder import check_free
 from graft.experiments.record_files import RoundLog, experiment_checksum, read_result, write_result
-from graft.files import Lock, explained, write_text
+from graft.files import Lock, explained, parse_json, read_text, unseal, write_text
 
 RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json", "preparation.json", "verdicts.json")
 FOLDERS = ("best", "checkpoint", "checkpoint.old", "checkpoint.new")  # the last two were left by earlier versions
@@ -98,6 +98,19 @@ class RunDirectory:
         if not (self.best / NAME).exists():
             return None
         return load_best(self.best, records, self.experiment_checksum())
+
+    def read_baselines(self) -> list[dict[str, Any]]:
+        """Returns what is on record of every client to compare its model with: how many labels of each class it has
+        and, if the run was compared with training alone, the verdict; empty where nothing can be read."""
+        try:
+            rows = [{"labels": row["labels"]} for row in parse_json(read_text(self.partition))["per_client"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        try:
+            verdicts = unseal(parse_json(read_text(self.path / "verdicts.json")))["clients"]
+            return [{**row, **verdict} for row, verdict in zip(rows, verdicts, strict=True)]
+        except (OSError, ValueError, KeyError, TypeError):
+            return rows
 
     def experiment_checksum(self) -> str:
         """Returns a checksum of the settings of the run."""

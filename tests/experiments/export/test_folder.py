@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 import graft
 from graft.experiments.export import formats
+from graft.experiments.joining import write_verdicts
 from tests.experiments.export.test_networks import NATIVE, SETTINGS, Normed, unseen_graph
 
 FILES = {"MODEL_CARD.md", "config.json", "model.py", "model.safetensors", "preparation.json"}
@@ -139,6 +141,18 @@ def test_the_card_says_what_the_model_is(exported):
         assert words in card
 
 
+def test_the_card_compares_with_the_most_frequent_class_and_with_training_alone(tmp_path):
+    result = graft.run("fedavg", out=tmp_path / "run", **SETTINGS)
+    write_verdicts(tmp_path / "run", result.against(graft.run("local", **SETTINGS)), "local")
+    graft.load_result(tmp_path / "run").client(1).export(tmp_path / "out")
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert re.search(r"Most frequent class: [012], \d+\.\d % of the client's labelled nodes", card)
+    assert re.search(r"\* accuracy on test nodes alone \d+\.\d.*, in the federation \d+\.\d", card), card
+    (tmp_path / "run" / "verdicts.json").unlink()
+    graft.load_result(tmp_path / "run").client(1).export(tmp_path / "out", overwrite=True)
+    assert "nodes alone" not in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+
 def test_own_objects_are_refused_and_their_module_is_offered(tmp_path):
     model = graft.run("fedavg", models=Normed(), **SETTINGS).client(0)
     with pytest.raises(graft.InputError, match=r"given as my_model.py:Net .*\.module\(\) returns it"):
@@ -201,7 +215,8 @@ def test_what_torchscript_cannot_express_is_refused(tmp_path):
     model.export(tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["gcn", pytest.param("gat4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gcn", "gat4", "pyg:GIN"])
 def test_onnx_gives_the_same_for_graphs_of_any_size(tmp_path, name):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -209,8 +224,9 @@ def test_onnx_gives_the_same_for_graphs_of_any_size(tmp_path, name):
     model.export(tmp_path / "out", "onnx")
     session = runtime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     for nodes in (7, 40):
-        graph, inputs = unseen_graph(nodes, weighted=True)
-        given = dict(zip(("x", "edge_index", "edge_weight"), (tensor.numpy() for tensor in inputs), strict=True))
+        graph, inputs = unseen_graph(nodes, weighted=not name.startswith("pyg"))
+        names = [entry.name for entry in session.get_inputs()]
+        given = {key: tensor.numpy() for key, tensor in zip(names, inputs, strict=False)}
         (logits,) = session.run(None, given)
         assert torch.allclose(torch.from_numpy(logits), model.logits(graph), rtol=1e-5, atol=1e-5)
 

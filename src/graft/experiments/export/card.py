@@ -47,6 +47,7 @@ class Described:
     class_names: Sequence[str]
     facts: Mapping[str, Any]  # what result.json says of the run
     scores: Mapping[str, Any]  # the record of the round
+    baseline: Mapping[str, Any]  # what the client's model compares with: labels by class, training alone
     extra_file: str | None  # beside the weights, as model.onnx
 
 
@@ -114,11 +115,18 @@ def score_lines(about: Described) -> Iterator[str]:
 
 
 def baseline_lines(about: Described) -> list[str]:
-    """Returns what the run knows of training alone and of the majority class, if it was run against these."""
-    rows = about.facts.get("per_client", [])
-    row = rows[about.number] if about.number < len(rows) else {}
-    known = {name: row[name] for name in ("alone", "majority") if isinstance(row.get(name), float)}
-    return [f"* {name}: {percent(value)} on test nodes" for name, value in known.items()]
+    """Returns what the scores compare with: the most frequent class and, where that was run, training alone."""
+    row, lines = about.baseline, []
+    labels = row.get("labels", [])
+    if sum(labels):
+        largest = max(range(len(labels)), key=labels.__getitem__)
+        name, share = about.class_names[largest], labels[largest] / sum(labels)
+        lines.append(f"* Most frequent class: {plain(name)}, {percent(share)} of the client's labelled nodes.")
+    if row.get("alone") is not None and row.get("metric") in METRICS:
+        alone, joined = (format_metric(row["metric"], row[name]) for name in ("alone", "federated"))
+        title = METRICS[row["metric"]].title
+        lines.append(f"* {title} on test nodes alone {alone}, in the federation {joined}: {plain(row['verdict'])}.")
+    return lines
 
 
 def input_lines(about: Described) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from graft.errors import InputError
@@ -65,7 +66,7 @@ def own_source(name: str) -> tuple[str, str]:
             return reference.path.read_text(encoding="utf-8"), reference.attribute
     if name.startswith(PYG):
         entry: Any = MODELS[parse_model(name)[0]]
-        return inspect.getsource(inspect.getmodule(entry)), entry.__name__
+        return inspect.getsource(import_module(entry.__module__)), entry.__name__
     raise InputError(
         "Only a model that is given as my_model.py:Net can be exported with its source; for one that was given as an "
         "object, result.client(...).module() returns it with its weights."
