@@ -86,13 +86,15 @@ def run_all(
 ) -> None:
     """Run some experiments one after the other, each in a folder of its own, and compare them."""
     from graft.experiments.build import build_federation
-    from graft.experiments.combinations import check_combination
+    from graft.experiments.combinations import build_topology, check_combination
     from graft.experiments.given import Given
     from graft.experiments.run import run_experiment
 
     experiments = [make_experiment(variants[0]), *(make_experiment(suited(other)) for other in variants[1:])]
     for experiment in experiments:
         check_combination(experiment, make_method(experiment.method, experiment.settings, experiment.plug))
+    if contribution:
+        build_topology(experiments[0], max(experiments[0].clients - 1, 1))  # of those who are left
     data: dict[str, FederationData] = {}
     results = []
     for experiment, folder in zip(experiments, folders, strict=True):
@@ -110,7 +112,8 @@ def run_all(
     if alone is not None:
         federation = data[data_settings(experiments[0])]
         if contribution is None:
-            contribution = experiments[0].partition == OWN_GRAPHS and len(federation.clients) <= MOST_LEFT_OUT
+            few = experiments[0].partition == OWN_GRAPHS and len(federation.clients) <= MOST_LEFT_OUT
+            contribution = few and not experiments[0].topology  # which may need all of them
         judge_joining(experiments[0], results[0], alone, federation, folders[0], contribution)
 
 
@@ -127,12 +130,13 @@ def judge_joining(
     from graft.experiments.joining import leave_out, write_verdicts
 
     verdicts = federated.against(alone)
+    write_verdicts(folder, verdicts, LOCAL)
     if contribution and len(verdicts) > 1:
         for client, verdict in enumerate(verdicts):
             with round_progress(experiment.rounds, f"without {verdict.client}") as tell:
                 gain = leave_out(client, federated, federation, experiment, tell)
             verdicts[client] = verdict.with_contribution(gain)
-    write_verdicts(folder, verdicts, LOCAL)
+        write_verdicts(folder, verdicts, LOCAL)
     write_page(folder, federated.summary)
     show_verdicts(verdicts, federated.summary["method"], contribution)
 

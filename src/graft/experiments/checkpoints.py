@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -100,6 +100,7 @@ class Checkpoint:
     rounds_checksum: str  # of the lines of rounds.jsonl up to this round, from which scores and traffic follow
     finished: bool = False  # all rounds were run, or patience is at its end
     best: Mapping[str, StoredModels] = field(default_factory=dict)  # the models of the best round so far, by kind
+    names: Sequence[str] | None = None  # what clients are called in sentences; not written
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Refuses state that is no number, which nothing could go on from."""
     try:
-        for who, state in state_by_owner(checkpoint).items():
-            check_finite(state, _name(who))
+        check_finite(checkpoint.server, "the server")
+        for client, state in checkpoint.clients.items():
+            check_finite(state, f"client {client if checkpoint.names is None else checkpoint.names[client]}")
     except ValueError as error:
         raise RunError(f"Round {checkpoint.round} is not kept as a checkpoint: {error}.") from None
 
@@ -172,10 +174,6 @@ def remove_others(folder: Path, current: set[str]) -> None:
     for path in folder.iterdir():
         if path.name not in current:
             path.unlink()
-
-
-def _name(who: str) -> str:
-    return f"client {who.removeprefix('client')}" if who.startswith("client") else "the server"
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from graft.data.federation import FederationData
-from graft.errors import InputError
+from graft.data.graphs import subgraph
+from graft.errors import InputError, RunError
 from graft.experiments.experiment import Experiment
 from graft.experiments.given import Given
 from graft.experiments.result import Result
@@ -29,12 +32,20 @@ def leave_out(
     progress: Progress | None = None,
     given: Given | None = None,
 ) -> float | None:
-    """Returns what a client gives to the others: the federation is trained once more without it."""
+    """Returns what a client gives to the others: the federation is trained once more without it.
+
+    The others get new numbers, and with them other random numbers.
+    """
     metric = parse_metrics(experiment.metric)[0]
     rest = [other for other in range(len(federation.clients)) if other != client]
-    smaller = replace(experiment, clients=len(rest), models=models_of(experiment, rest))
+    smaller = replace(experiment, clients=len(rest), models=models_of(experiment, rest), perturbed_clients="all")
     others = replace(given or Given(), federation=without(federation, client))
     result = run_experiment(smaller, progress=progress, given=others)
+    if not result.finished:
+        raise RunError(
+            f"The run without client {federation.client_name(client)} was stopped, so what clients give to the others "
+            f"is not known; their verdicts are on record."
+        )
     return contribution(metric, client, test_scores(federated, metric), test_scores(result, metric))
 
 
@@ -45,14 +56,20 @@ def models_of(experiment: Experiment, clients: Sequence[int]) -> str | list[str]
 
 
 def without(federation: FederationData, client: int) -> FederationData:
-    """Returns the federation of all clients but one; the graph of all data stays as it is."""
-
-    def rest(data: FederationData) -> FederationData:
-        names = None if data.names is None else data.names[:client] + data.names[client + 1 :]
-        clients = data.clients[:client] + data.clients[client + 1 :]
-        return replace(data, clients=clients, names=names, clean=None if data.clean is None else rest(data.clean))
-
-    return rest(federation)
+    """Returns the federation of all clients but one, with the features and classes of all."""
+    remaining = np.flatnonzero(federation.membership != client)
+    membership = federation.membership[remaining]
+    others = [other for other in range(len(federation.clients)) if other != client]
+    fitted = federation.preparations
+    return replace(
+        federation,
+        graph=subgraph(federation.graph, remaining),
+        membership=membership - (membership > client),
+        clients=[federation.clients[other] for other in others],
+        names=None if federation.names is None else tuple(federation.names[other] for other in others),
+        preparations=[fitted[other] for other in others] if fitted else fitted,
+        clean=None if federation.clean is None else without(federation.clean, client),
+    )
 
 
 def test_scores(result: Result, metric: str) -> list[float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,8 +20,8 @@ from graft.files import printable
 class Recorder:
     """The record of one run in its directory."""
 
-    def __init__(self, directory: RunDirectory, origin: Origin) -> None:
-        self.directory, self.origin = directory, origin
+    def __init__(self, directory: RunDirectory, origin: Origin, names: Sequence[str] | None = None) -> None:
+        self.directory, self.origin, self.names = directory, origin, names
         self._best = BestFiles(directory.best, origin)
 
     def add_round(self, record: Mapping[str, Any]) -> None:
@@ -33,7 +33,7 @@ class Recorder:
     ) -> None:
         """Writes a checkpoint after a round, or of round 0 before the first, and the best models so far."""
         checksum = self.directory.log.checksum
-        checkpoint = Checkpoint(number, state.server, state.clients, self.origin, checksum, finished)
+        checkpoint = Checkpoint(number, state.server, state.clients, self.origin, checksum, finished, names=self.names)
         try:
             self.directory.save(replace(checkpoint, best=self._write_models(best, checkpoint)))
             self._best.commit(best, self.directory.experiment_checksum(), checkpointed=True)
