@@ -112,6 +112,13 @@ def encrypted(folder):
     (folder / "a.npz").write_bytes(content)
 
 
+def pyg(x, shape_of_edges, y):
+    """A function of a user that makes a PyG Data."""
+    lines = ["import torch", "from torch_geometric.data import Data", "def load():"]
+    edges = f"torch.zeros({shape_of_edges}, dtype=torch.long)"
+    return write(own_py="\n".join([*lines, f"    return Data(x={x}, edge_index={edges}, y={y})\n"]))
+
+
 ONE, TWO = "run --graphs a.npz", "run --graphs a.npz b.npz"
 
 
@@ -182,6 +189,18 @@ TYPED = {
     "a table among graphs": Case("run --graphs alpha/accounts.csv", "give the folder", bank()),
     "a data file as an experiment": Case("run data.toml", "--dataset data.toml", data_file(ALPHA, "alpha")),
     "own graphs that nobody gave": Case(f"run {SMALL} --partition own", "--graphs"),
+    "a folder as an experiment": Case("run alpha", "data are given as --graphs alpha", bank()),
+    "an empty dataset": Case("run --dataset ''", "The dataset is an empty text"),
+    "a table as the folder of a client": Case(
+        "run --dataset data.toml",
+        "accounts.csv is no .npz file; of tables, give the folder",
+        data_file("[clients]\nalpha = 'alpha/accounts.csv'\n", "alpha"),
+    ),
+    "own graphs to be shared out": Case(
+        "partition data.toml --clients 2", "every client brings its own graph", data_file(ALPHA, "alpha")
+    ),
+    "an example": Case("example bank", "There is no example 'bank' (did you mean 'banks'?)"),
+    "an example in a folder that is there": Case("example banks full", "full exists already", write(full__a_txt="")),
     "a GPU that is not there": Case(f"run {SMALL} --device cuda", "PyTorch sees no GPU here; use cpu or auto"),
     "tf32 on a CPU": Case(f"run {SMALL} --device cpu --precision tf32", "which only a GPU has"),
     "clients that are not there": Case(f"run {SMALL} --perturbed-clients 9", "perturbed_clients is '9'"),
@@ -363,6 +382,59 @@ FILES = {
         "is a partition into 2 clients, but 3 were asked for",
         together(bank(), write(p_txt="0\n1\n" * 20)),
     ),
+    "a partition file with a short row": Case(
+        "run --dataset alpha --clients 2 --partition p.csv",
+        "row 3 has fewer cells than the header",
+        together(bank(), write(p_csv="id,client\nn0,x\nn1\n")),
+    ),
+    "a partition file with names that differ by case": Case(
+        "run --dataset alpha --clients 2 --partition p.csv",
+        "differ by case alone",
+        together(bank(), write(p_csv="client\n" + "north\nNorth\n" * 20)),
+    ),
+    "a partition file without a membership": Case(
+        "run --dataset alpha --clients 2 --partition p.json",
+        "it has no list called membership",
+        together(bank(), write(p_json="{}")),
+    ),
+    "a split column with other words": Case(
+        "run --graphs alpha",
+        "column split: 'trian' is not a split",
+        bank(
+            nodes=accounts(
+                dict(enumerate(f"{row},{'trian' if row == ROWS[0] else ''}" for row in ROWS)), f"{HEADER},split"
+            )
+        ),
+    ),
+    "edges without a target": Case(
+        "run --graphs alpha", "the header lacks target", bank(edges="sender,amount\nn1,3\n")
+    ),
+    "a table without features": Case(
+        "run --graphs alpha",
+        "has no feature: at least one column of numbers, dates or categories is needed",
+        bank(nodes="account_id,fraud\n" + "".join(f"n{row},{row % 2}\n" for row in range(40))),
+    ),
+    "an own function that fails": Case(
+        "run --dataset own.py:load",
+        "cannot be made: ValueError: no",
+        write(own_py="def load():\n    raise ValueError('no')\n"),
+    ),
+    "an own function that gives no graph": Case(
+        "run --dataset own.py:load", "should be a PyG Data", write(own_py="def load():\n    return 5\n")
+    ),
+    "a PyG Data with edges of three rows": Case(
+        "run --dataset own.py:load",
+        "whole numbers of shape [2, edges]",
+        pyg("torch.ones(5, 2)", "3, 4", "torch.zeros(5)"),
+    ),
+    "a PyG Data with a label too few": Case(
+        "run --dataset own.py:load",
+        "one number for each of its 5 nodes",
+        pyg("torch.ones(5, 2)", "2, 4", "torch.zeros(4)"),
+    ),
+    "a PyG Data without features": Case(
+        "run --dataset own.py:load", "The PyG Data lacks x", pyg("None", "2, 4", "torch.zeros(4)")
+    ),
     "tables that cannot be checked": Case("check alpha/accounts.csv", "cannot be checked: give a folder", bank()),
 }
 
@@ -398,6 +470,19 @@ RUN = {
         "export run --client a --out m --overwrite", "not an exported model", write(m__a_txt="")
     ),
     "a run that is finished": Case("resume run", "there is nothing to resume"),
+    "a global model that is not": Case(
+        "predict run --client a --global --out s.csv", "Method 'fedgkc' has no global model"
+    ),
+    "data of several clients": Case(
+        "predict run --client a --data data.toml --out s.csv",
+        "has graphs of several clients, p, q: give one of them",
+        write(data_toml="[clients]\np = 'a.npz'\nq = 'b.npz'\n"),
+    ),
+    "labels that are no class": Case(
+        "predict run --client a --data odd.npz --out s.csv",
+        "has label 7, but labels are 0 to 2",
+        npz("odd", y=np.arange(30) % 8),
+    ),
     "a run in its place": Case("run --graphs a.npz --out run", "run exists already", npz()),
 }
 

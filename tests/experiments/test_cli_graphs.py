@@ -191,6 +191,14 @@ def test_all_words_after_graphs_are_graphs(words, repeated):
     assert repeat_options(words) == repeated
 
 
+@pytest.mark.parametrize("words", [["--graphs"], ["--graphs", "--seed", "3"]])
+def test_graphs_without_a_graph_are_a_mistake(words, elsewhere):
+    result = invoke("run", *words)
+    assert result.exit_code == 2
+    assert "--graphs needs at least one value" in result.stderr
+    assert not (elsewhere / "runs").exists()
+
+
 def test_a_session_is_not_begun_for_graphs_that_do_not_fit(elsewhere, monkeypatch):
     np.savez(elsewhere / "b.npz", x=np.ones((5, 3)), edges=np.zeros((2, 0), int), y=[0, 1, 0, 1, 0])
     monkeypatch.setattr(Session, "__init__", lambda *_: pytest.fail("a session was begun"))

@@ -25,7 +25,7 @@ def check(
     data: Annotated[list[str], typer.Argument(help="Folders with tables, .npz files, or one data file (.toml).")],
     schema: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="A TOML file that says what the columns mean, as the table [schema] of a data file."),
+        typer.Option(help="A TOML file that says what the columns mean, as the table schema of a data file does."),
     ] = None,
 ) -> None:
     """Say what tables hold, what was inferred of them, and all that is wrong: exit code 2 if anything is."""

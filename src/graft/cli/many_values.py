@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
 
 MANY = ("--graphs",)
@@ -20,10 +21,12 @@ def repeat_options(words: list[str]) -> list[str]:
     """Returns the words with `--graphs a b` as `--graphs a --graphs b`."""
     repeated: list[str] = []
     option = ""  # that the next word is another value of
-    for word, before in zip(words, ["", *words], strict=False):
+    for word, before in zip([*words, "-"], ["", *words], strict=True):
+        if before in MANY and word.startswith("-"):
+            raise typer.BadParameter(f"{before} needs at least one value.")
         if word.startswith("-"):
             option = word if word in MANY else ""
         elif option and before != option:
             repeated.append(option)
         repeated.append(word)
-    return repeated
+    return repeated[:-1]

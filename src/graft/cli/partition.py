@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from graft.cli.console import out_console, safe, say
-from graft.data import check_partition, parse_dataset
+from graft.data import check_partition, count_clients, parse_dataset
 from graft.errors import InputError
 from graft.options import split_options
 
@@ -24,11 +24,16 @@ def partition(
     parse_dataset(dataset)
     name, settings = split_options(by)
     check_partition(name)
-    from graft.data import cards, datasets, partitions
+    from graft.data import cards, partitions
+    from graft.data.preparation import encode
+    from graft.data.sources import open_data
 
-    graph = datasets.load(dataset)
-    membership = partitions.partition(graph, clients, by=name, seed=seed, **settings)
-    card = cards.card(graph, membership, name, seed, settings)
+    if count_clients(dataset) is not None:
+        raise InputError(f"In {dataset} every client brings its own graph: nothing is shared out.")
+    data: Any = open_data(dataset)
+    (graph,) = encode([data], [data.name]).graphs
+    membership, names = partitions.assign(graph, clients, name, seed, **settings)
+    card = cards.card(graph, membership, name, seed, settings, names)
     destination = out or Path("partitions") / f"{graph.name}-{Path(name).stem}-{clients}-{seed}.json"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -47,9 +52,9 @@ def card_table(card: dict[str, Any]) -> Any:
     table = Table(title=f"{card['dataset']}: {card['clients']} clients by {card['method']}", title_justify="left")
     for name in ("client", "nodes", "edges", "components", "isolated", "homophily", "labels"):
         table.add_column(name, justify="left" if name == "labels" else "right")
-    for client, row in enumerate(card["per_client"]):
+    for row in card["per_client"]:
         homophily = "-" if row["homophily"] is None else f"{row['homophily']:.2f}"
         labels = " ".join(map(str, row["labels"])) + (f" (+{row['unlabelled']} without)" if row["unlabelled"] else "")
-        counts = (client, row["nodes"], row["edges"], row["components"], row["isolated"])
+        counts = (row["client"], row["nodes"], row["edges"], row["components"], row["isolated"])
         table.add_row(*map(str, counts), homophily, labels)
     return table

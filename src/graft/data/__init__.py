@@ -60,6 +60,8 @@ def default_root() -> Path:
 
 def parse_dataset(source: str) -> DatasetName:
     """Returns the parts of a dataset's text; one that does not exist is refused, and nothing is imported."""
+    if not source.strip():
+        raise InputError("The dataset is an empty text: give a name, a file or a folder.")
     rest, _, last = source.rpartition(":")
     if last in SUFFIXES and rest:
         return parse_dataset(rest)._replace(suffix=last)

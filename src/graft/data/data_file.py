@@ -94,7 +94,13 @@ def _single(path: Path, content: Mapping[str, Any]) -> ClientFiles | None:
 
 def _client_files(path: Path, name: str, value: Any) -> ClientFiles:
     if isinstance(value, str) and value.strip():
-        return ClientFiles(path=_existing(path, name, value))
+        located = _existing(path, name, value)
+        if located.is_file() and located.suffix != ".npz":
+            raise InputError(
+                f"{path}, {name}: {located} is no .npz file; of tables, give the folder that holds them, or "
+                f"{{nodes = ..., edges = ...}}."
+            )
+        return ClientFiles(path=located)
     if isinstance(value, Mapping):
         check_keys(value, ("nodes", "edges"), f"{path}, {name}")
         missing = [key for key in ("nodes", "edges") if not isinstance(value.get(key), str) or not value[key].strip()]

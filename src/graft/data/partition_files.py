@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graft.data.cards import content_hash
+from graft.data.data_file import check_names
 from graft.data.graphs import Graph, Ints
 from graft.errors import InputError
 from graft.files import parse_json, read_text
@@ -39,6 +40,7 @@ def read_partition(path: Path, graph: Graph) -> Assignment:
         names, membership = np.unique(values, return_inverse=True)
         if not names[0].strip():
             raise InputError(f"{path} names no client for node {int(np.flatnonzero(values == names[0])[0])}.")
+        check_names(str(path), names.tolist())
         return Assignment(membership.astype(np.int64), tuple(names.tolist()))
     clients = int(values.max()) + 1
     if values.min() < 0 or clients > len(values) or len(np.unique(values)) != clients:
@@ -78,6 +80,9 @@ def _read_rows(path: Path) -> Any:
         if any(len(row) > 1 for row in rows):
             raise ValueError("it has several columns and no header with id and client")
         return [row[0].strip() for row in rows]
+    short = next((number for number, row in enumerate(rows[1:], 2) if len(row) < len(header)), None)
+    if short is not None:
+        raise ValueError(f"row {short} has fewer cells than the header")
     columns = {name: [row[index].strip() for row in rows[1:]] for index, name in enumerate(header)}
     if "id" not in columns:
         return _numbers_or_names(columns["client"])
@@ -95,6 +100,8 @@ def _read_json(path: Path) -> Any:
     content = parse_json(read_text(path))
     if not isinstance(content, dict):
         return content
+    if "membership" not in content:
+        raise ValueError("it has no list called membership")
     membership = np.asarray(content["membership"])
     if content.keys() == {"membership"}:  # written by hand
         return membership

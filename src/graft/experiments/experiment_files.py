@@ -20,6 +20,8 @@ NONE = "none"  # the key that names the settings that are None, which TOML has n
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """Returns the values in an experiment file."""
+    if path.is_dir() or path.suffix == ".npz":
+        raise InputError(f"{path} is no experiment file, which is TOML; data are given as --graphs {path}.")
     try:
         values = tomllib.loads(read_text(path))
         unset = values.pop(NONE, [])
