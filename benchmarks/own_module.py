@@ -70,7 +70,7 @@ def compare(name: str, graphs: list[Graph], turns: int, device: torch.device) ->
     module = make_module(name, graphs[0].features, graphs[0].classes)
     sides = {
         "plain": make_side(PlainModel(module), graphs, device, capture=False),
-        "graft": make_side(OwnModel(module), graphs, device, capture=True),
+        "graft": make_side(OwnModel(module, graphs[0].features), graphs, device, capture=True),
     }
     medians, scores = alternate(sides, turns, warmup=4, rounds_per_turn={"graft": 3})
     return {"model": name, "ms": medians, "ratio": medians["plain"] / medians["graft"], "accuracy": scores}

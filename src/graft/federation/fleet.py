@@ -331,7 +331,7 @@ def group_clients(
         kind = (model.width, model.classes) if model in stackable and isinstance(model, LayeredModel) else model
         dense = isinstance(graphs[client].x, np.ndarray)
         alike = fleets.setdefault((kind, dense), [])
-        if model.stackable and alike and 2 * graphs[client].nodes >= graphs[alike[-1][0]].nodes:
+        if model.shares_fleet and alike and 2 * graphs[client].nodes >= graphs[alike[-1][0]].nodes:
             alike[-1].append(client)
         else:
             alike.append([client])

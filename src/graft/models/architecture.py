@@ -51,6 +51,11 @@ class Model:
         """Returns the outputs at some nodes alone; what they do not depend on need not be computed."""
         return Output(*map(rows.gather, self(weights, rows.graph, random)))
 
+    @property
+    def shares_fleet(self) -> bool:
+        """Returns whether an engine may put several clients of it into one fleet."""
+        return self.stackable
+
     def host_state(self) -> Any:
         """Returns what it keeps in Python and may change when it is called, to compare: a replay would not."""
         return None

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -25,8 +26,10 @@ from graft.models.own_random import (
 )
 from graft.models.recorder import Constants, python_state, record
 from graft.models.recording import Recording
+from graft.models.stacked import StackedRecording
+from graft.models.together import Inputs, probe_graph, stacked_recording
 from graft.tensors.randomness import Stream
-from graft.tensors.trees import Tree, Weights, flatten, unflatten
+from graft.tensors.trees import Tree, Weights, flatten, map_tree, unflatten
 
 Parameters = Mapping[str, Tensor]
 
@@ -37,11 +40,14 @@ class OwnModel(Model):
     stackable: ClassVar[bool] = False
     name = "own"
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, features: int | None = None) -> None:
+        """The number of features is needed to find out whether clients can share a fleet."""
         self.module = module
+        self.features = features
         self.frozen = frozenset(name.replace(".", "/") for name, _ in module.named_buffers())
         self.takes_weights = takes_edge_weight(module)
         self.not_recordable = ""  # why a pass could not be recorded
+        self.not_stackable = ""  # why passes of several clients could not be made one
         self._draws: bool | None = None  # whether it draws from PyTorch's generators on a GPU; None before it has run
         self._names: dict[str, str] = {}  # of paths
         self._warned = False
@@ -56,6 +62,8 @@ class OwnModel(Model):
         )
 
     def __call__(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> Output:
+        if graph.clients > 1:
+            return self._together(weights, graph, random)
         parameters = {self._name(path): leaf.squeeze(0) for path, leaf in flatten(weights)}
         inputs = inputs_of(graph)
         with self._randomness(random, inputs.edge_index.device):
@@ -64,20 +72,79 @@ class OwnModel(Model):
         embedding, logits = output if isinstance(output, tuple) else (output, output)
         return Output(embedding.unsqueeze(0), logits.unsqueeze(0))
 
+    def _together(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Output:
+        """Returns the outputs of several clients, at once where that is possible."""
+        parameters = {self._name(path): leaf for path, leaf in flatten(weights)}
+        stacked = self._stacked(parameters, graph, training=random is not None)
+        if stacked is None:
+            return self._one_by_one(weights, graph, random)
+        if random is not None:
+            random.draws += 1  # the seed that a client alone draws
+        with drawing(None if random is None else stream_dropout(random, stacked=True)):
+            output = stacked(parameters)
+        embedding, logits = output if isinstance(output, tuple) else (output, output)
+        return Output(embedding[:, : graph.nodes], logits[:, : graph.nodes])
+
+    def _stacked(self, parameters: Parameters, graph: FleetGraph, *, training: bool) -> StackedRecording | None:
+        if self.not_stackable:
+            return None
+        kind = self, training, torch.is_grad_enabled(), tuple(parameters)
+        try:
+            return stacked_recording(self.module, self._run_on, kind, parameters, graph, training=training)
+        except Exception as error:  # as for one client
+            self.not_stackable = str(error) or type(error).__name__
+            return None
+
+    def _one_by_one(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Output:
+        """Returns the outputs of several clients, each by itself."""
+        outputs, draws = [], []
+        for client in range(graph.clients):
+            own = range(client, client + 1)
+            part = graph.select_range(own)
+            part.cacheable = graph.cacheable
+            stream = None if random is None else random.select(own)
+            outputs.append(self(map_tree(lambda leaf, own=own: leaf[own.start : own.stop], weights), part, stream))
+            draws.append(0 if stream is None or random is None else stream.draws - random.draws)
+        if random is not None:
+            random.advance(draws)
+        return Output(*(torch.cat(values) for values in zip(*outputs, strict=True)))
+
+    @cached_property
+    def shares_fleet(self) -> bool:
+        """Returns whether several clients can be run at once, which is tried on two small graphs."""
+        if self.features is None or not isinstance(self.module, nn.Module):
+            return False
+        graph = probe_graph(self.features, torch.device("cpu"))
+        parameters = {name: value.detach().unsqueeze(0) for name, value in self.module.state_dict().items()}
+        trained = {
+            name: leaf.clone().requires_grad_(leaf.is_floating_point() and name.replace(".", "/") not in self.frozen)
+            for name, leaf in parameters.items()
+        }
+        self._stacked(trained, graph, training=True)
+        with torch.no_grad():
+            self._stacked(parameters, graph, training=False)
+        return not self.not_stackable
+
     def _name(self, path: str) -> str:
         return self._names.get(path) or self._names.setdefault(path, path.replace("/", "."))
 
     def _run(self, parameters: Parameters, inputs: GraphInputs, random: Stream | None, x: Tensor | None = None) -> Any:
+        if inputs.weighted and not self.takes_weights:
+            self._warn_of_weights()
+        given = Inputs(inputs.x if x is None else x, inputs.edge_index, inputs.edge_weight)
+        return self._run_on(parameters, given, random is not None)
+
+    def _run_on(self, parameters: Parameters, inputs: Inputs, training: bool) -> Any:
         """Runs the module itself."""
-        self.module.train(random is not None)
-        keywords = {}
-        if inputs.edge_weight is not None and self.takes_weights:
-            keywords["edge_weight"] = inputs.edge_weight
-        elif inputs.weighted and not self._warned:
+        self.module.train(training)
+        weighted = inputs.edge_weight is not None and self.takes_weights
+        keywords = {"edge_weight": inputs.edge_weight} if weighted else {}
+        return torch.func.functional_call(self.module, dict(parameters), (inputs.x, inputs.edge_index), keywords)
+
+    def _warn_of_weights(self) -> None:
+        if not self._warned:
             self._warned = True
             warn_of_weights(self.module)
-        arguments = (inputs.x if x is None else x, inputs.edge_index)
-        return torch.func.functional_call(self.module, dict(parameters), arguments, keywords)
 
     def _recording(self, parameters: Parameters, inputs: GraphInputs, random: Stream | None) -> Recording | None:
         """Returns the recorded pass on a graph, made when the graph is first seen; None where there can be none."""

@@ -35,19 +35,22 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return input.copy_(dropped) if inplace else dropped
 
 
-def stream_dropout(random: Stream) -> Draw:
-    """Returns dropout for tensors of one client, of any shape."""
+def stream_dropout(random: Stream, *, stacked: bool = False) -> Draw:
+    """Returns dropout for tensors of one client, of any shape, or of all clients of a fleet."""
 
     def draw(values: Tensor, rate: float) -> Tensor:
-        width = values.shape[-1] if values.dim() > 1 else 1
-        return random.dropout(values.reshape(1, -1, width), rate).view(values.shape)
+        width = values.shape[-1] if values.dim() > 1 + stacked else 1
+        return random.dropout(values.reshape(len(random.keys), -1, width), rate).view(values.shape)
 
     return draw
 
 
 @contextmanager
-def drawing(draw: Draw) -> Iterator[None]:
-    """Draws the dropout of `nn.Dropout` and `functional.dropout` in this way."""
+def drawing(draw: Draw | None) -> Iterator[None]:
+    """Draws the dropout of `nn.Dropout` and `functional.dropout` in this way; with None there is none to be drawn."""
+    if draw is None:
+        yield
+        return
     token, before = DRAW.set(draw), functional.dropout
     functional.dropout = dropout
     try:

@@ -4,7 +4,6 @@ kept."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +41,7 @@ class Constants(NamedTuple):
 
     tensors: Sequence[Tensor]  # that a module is given, or holds
     sparse: Mapping[int, BlockSparse]  # what some of them are as sparse matrices, by their identities
+    seek_sparse: bool = True  # whether others that turn out to be mostly empty are multiplied as such, too
 
 
 class Recorder(TorchFunctionMode):
@@ -62,6 +62,7 @@ class Recorder(TorchFunctionMode):
         self._shapes = {number: leaf.shape for number, leaf in enumerate(parameters.values())}
         self._constants = {id(constant) for constant in constants.tensors}
         self._sparse: dict[int, BlockSparse | None] = dict(constants.sparse)
+        self._seek_sparse = constants.seek_sparse
         self._alive: list[Any] = []  # or another tensor might get the identity of one that is gone
         self._pinned: list[tuple[Tensor, int]] = []  # constants that steps read, and their versions then
         self._grad = torch.is_grad_enabled()
@@ -137,7 +138,8 @@ class Recorder(TorchFunctionMode):
             return None
         if id(matrix) not in self._sparse:
             with torch._C.DisableTorchFunction():
-                self._sparse[id(matrix)] = as_sparse(matrix) if is_sparse_enough(matrix) else None
+                sparse = self._seek_sparse and is_sparse_enough(matrix)
+                self._sparse[id(matrix)] = as_sparse(matrix) if sparse else None
         return self._sparse[id(matrix)]
 
     def _selects_by_values(self, index: Any) -> bool:
@@ -194,7 +196,7 @@ class Recorder(TorchFunctionMode):
             raise NotRecordable(self.failure)
         template = fill_in(output, self._slots)
         steps = fuse_messages(self.steps, reads_of(self.steps, template), self._shapes)
-        return Recording(self.names, len(self._shapes), steps, template)
+        return Recording(self.names, len(self._shapes), steps, template, self._shapes)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -214,7 +216,13 @@ Run = Callable[[Parameters], Any]
 
 
 def record(
-    module: nn.Module, run: Run, parameters: Parameters, constants: Constants, random: Stream | None
+    module: nn.Module,
+    run: Run,
+    parameters: Parameters,
+    constants: Constants,
+    random: Stream | None,
+    *,
+    check: bool = True,
 ) -> Recording:
     """Returns the recorded forward pass of a module that `run` runs, or says why there can be none.
 
@@ -224,34 +232,35 @@ def record(
     trial = copies(parameters)
     recorder = Recorder(trial, constants, None if random is None else stream_dropout(again(random)))
     host, generators = python_state(module), generator_states(device)
-    with drawing(recorder.draw) if random is not None else nullcontext(), recorder:
+    with drawing(None if random is None else recorder.draw), recorder:
         output = run(trial)
     if python_state(module) != host:
         raise NotRecordable("it changes what it keeps in Python")
     if have_moved(device, generators):
         raise NotRecordable("it draws random numbers other than dropout")
     recording = recorder.finish(output)
-    trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    check(recording, run, copies(parameters, negated=trained), random)
+    if check:
+        trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        check_recording(recording, run, copies(parameters, negated=trained), random)
     return recording
 
 
-def check(recording: Recording, run: Run, parameters: Parameters, random: Stream | None) -> None:
+def check_recording(recording: Recording, run: Run, parameters: Parameters, random: Stream | None) -> None:
     """Refuses a recording that does not give what the module gives with these parameters, or not its gradients."""
     results = []
     for function in (run, recording):
         trial = copies(parameters)
-        with drawing(stream_dropout(again(random))) if random is not None else nullcontext():
+        with drawing(None if random is None else stream_dropout(again(random))):
             outputs = tensors_in(function(trial))
         results.append((outputs, gradients(outputs, list(trial.values())), list(trial.values())))
     if not all(map(are_close, *results)):
         raise NotRecordable("what it does depends on the values of its weights")
 
 
-def copies(parameters: Parameters, negated: Collection[str] = ()) -> dict[str, Tensor]:
-    """Returns copies of parameters and buffers, some of them negated."""
+def copies(parameters: Parameters, negated: Collection[str] = (), scale: float = 1.0) -> dict[str, Tensor]:
+    """Returns copies of parameters and buffers, some of them negated and scaled."""
     return {
-        name: (torch.neg if name in negated else torch.clone)(leaf.detach()).requires_grad_(leaf.requires_grad)
+        name: (leaf.detach() * -scale if name in negated else leaf.detach().clone()).requires_grad_(leaf.requires_grad)
         for name, leaf in parameters.items()
     }
 

@@ -39,15 +39,32 @@ class Step(NamedTuple):
 class Recording:
     """The operations of a forward pass."""
 
-    def __init__(self, names: Sequence[str], slots: int, steps: list[Step], output: Any) -> None:
-        self.names, self.output = names, output
-        self._slots = slots
+    def __init__(
+        self,
+        names: Sequence[str],
+        slots: int,
+        steps: list[Step],
+        output: Any,
+        shapes: Mapping[int, Any],
+        first: int = -1,
+    ) -> None:
+        """The first slots are those of parameters; from `first` on, others are given, too."""
+        self.names, self.slots, self.output, self.shapes = names, slots, output, shapes
+        self._first = slots if first < 0 else first
         self.steps = with_last_uses(steps, output)
+
+    def with_steps(self, steps: list[Step]) -> Recording:
+        """Returns the same recording with other constants in its steps."""
+        return Recording(self.names, self.slots, steps, self.output, self.shapes, self._first)
 
     def __call__(self, parameters: Mapping[str, Tensor]) -> Any:
         """Returns what the module returns with these parameters and buffers, which it may change in place."""
-        values: list[Any] = [parameters[name] for name in self.names]
-        values += [None] * (self._slots - len(values))
+        return self.run([parameters[name] for name in self.names])
+
+    def run(self, given: Sequence[Tensor]) -> Any:
+        """Returns the output for the values of all slots that are given."""
+        count = len(self.names)
+        values: list[Any] = [*given[:count], *[None] * (self._first - count), *given[count:]]
         for function, arguments, keywords, output, last, slots in self.steps:
             if slots is None:
                 filled = [fill(argument, values) for argument in arguments]

@@ -108,7 +108,7 @@ def fuse_messages(steps: Sequence[Step], reads: Mapping[int, int], shapes: Mappi
             continue
         target, dim, rows, source = step.arguments
         message = find_message(source, steps, writers, reads)
-        if message is None or dim != 0 or not is_row_index(rows) or len(shapes[target.number]) != 2:
+        if message is None or dim != 0 or not is_row_index(rows) or rows.dim() != 2:
             continue
         start, *later = writers[target.number]
         rewritten = [writer for writer in writers.get(message.source.number, []) if writer > message.steps[0]]
@@ -124,7 +124,10 @@ def fuse_messages(steps: Sequence[Step], reads: Mapping[int, int], shapes: Mappi
 
 def is_row_index(index: Any) -> bool:
     """Returns whether a tensor says for each edge, and not for each of its columns, where it is added."""
-    return isinstance(index, Tensor) and index.dim() == 2 and (index.stride(1) == 0 or index.shape[1] == 1)
+    if not isinstance(index, Tensor):
+        return False
+    later = zip(index.stride()[1:], index.shape[1:], strict=True)
+    return all(stride == 0 or size == 1 for stride, size in later)
 
 
 def find_message(
