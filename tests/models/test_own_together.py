@@ -72,7 +72,7 @@ def test_some_of_the_clients_and_batches_are_the_same_together_and_alone(setting
 
 def test_views_are_the_same_together_and_alone():
     """Views do not last, so each client is run by itself."""
-    together, alone = together_and_alone(FedGKC(), "attention")
+    together, alone = together_and_alone(FedGKC(smkd=True, self_weight=1.0), "attention")
     assert_equal(together, alone)
 
 
