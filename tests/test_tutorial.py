@@ -17,11 +17,12 @@ COMMANDS = re.findall(r"^```\n(graft .*)\n```$", PAGE, re.MULTILINE)
 DATA_FILE = re.search(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
 
 
-def run_page(folder, **changes):
+def run_page(folder, size="1", **changes):
     """Runs the commands of the page in a folder; returns what each printed."""
     outputs = {}
     for command in COMMANDS:
         words = shlex.split(command)[1:]
+        words += ["--size", size] if words[0] == "example" else []
         for flag, value in changes.items():
             if flag in words:
                 words[words.index(flag) + 1] = value
@@ -42,7 +43,7 @@ def scores(folder, method):
 def test_six_commands_lead_from_files_to_predictions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(COMMANDS) <= 6
-    outputs = run_page(tmp_path, **{"--rounds": "2"})
+    outputs = run_page(tmp_path, size="0.5", **{"--rounds": "2"})
     assert 'unknown_nodes = "drop"' in outputs["check banks/alpha"].stderr
     assert "No problem" in outputs["check banks.toml"].output
     result = scores(tmp_path, "fedgkc")
