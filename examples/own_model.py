@@ -1,4 +1,4 @@
-"""A model of your own: any `nn.Module` with `forward(x, edge_index)`, beside models that Graft has."""
+"""A model of your own: any `nn.Module` with `forward(x, edge_index)`, beside models that Graft has, or those of PyG."""
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,10 @@ def main() -> None:
 
     averaged = graft.run("fedavg", "digits", models=net, **setting)
     print(f"fedavg, everybody has the module: test accuracy {100 * averaged.accuracy['test']:.1f} %")
+
+    # PyG's models need no class of yours.
+    stock = graft.run("fedavg", "digits", models="pyg:GraphSAGE", **setting)
+    print(f"fedavg, everybody has PyG's GraphSAGE: test accuracy {100 * stock.accuracy['test']:.1f} %")
 
     # Client k gets entry k modulo their number. Such models cannot be averaged, so a small one travels between them.
     heterogeneous = graft.run("fedgkc", "digits", models=[net, "gcn", "sage"], **setting)
