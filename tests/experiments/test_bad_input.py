@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 import graft
@@ -228,3 +229,31 @@ def test_a_report_of_nothing_is_refused(elsewhere):
 def test_more_clients_than_nodes_is_refused_in_partition_too(elsewhere):
     refused(call("partition", DATASET, "--clients", "121"), "121")
     assert not (elsewhere / "partitions").exists()
+
+
+def own_graphs():
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    return {name: Data(x=torch.rand(5, 2), edge_index=edges, y=torch.arange(5) % 2) for name in ("alpha", "beta")}
+
+
+@pytest.mark.parametrize(
+    ("graphs", "settings", "words"),
+    [
+        (own_graphs(), {"clients": 7}, "clients is 7, but every client brings its own graph, 2 in all"),
+        (own_graphs(), {"partition": "metis"}, "so leave partition out"),
+        (list(own_graphs().values()), {"clients": 3}, "clients is 3"),
+        (own_graphs(), {"graphs": ["alpha"]}, "leave one of them out"),
+        (dict(enumerate(own_graphs().values())), {}, "a client's name is a text, not 0"),
+        ({"alpha": 5}, {}, "The graph of client 'alpha' is a int"),
+        ({}, {}, "at least one client's graph"),
+        (None, {}, "dataset is None"),
+    ],
+)
+def test_graphs_that_cannot_be_clients_are_refused_in_python_too(graphs, settings, words):
+    with pytest.raises(graft.InputError) as refusal:
+        graft.run("fedavg", graphs, rounds=1, **settings)
+    assert words in str(refusal.value)
+
+
+def test_graphs_with_their_own_number_of_clients_are_run():
+    assert graft.run("fedavg", own_graphs(), rounds=1, clients=2, partition="own").summary["clients"] == 2

@@ -56,6 +56,8 @@ def check_names(where: str, names: Iterable[str]) -> None:
     """Refuses names of clients that could not be names of files, or that differ by case alone."""
     spellings: dict[str, str] = {}
     for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"{where}: a client's name is a text, not {name!r:.60}; a list gives clients numbers.")
         if not name.strip() or len(name) > LONGEST_NAME:
             raise InputError(f"{where}: a client's name has 1 to {LONGEST_NAME} letters, not {name!r:.60}.")
         if not name.isprintable() or set(name) & NOT_IN_NAMES or name in (".", ".."):

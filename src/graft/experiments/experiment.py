@@ -263,10 +263,13 @@ def with_own_graphs(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if graphs and dataset:
         raise InputError(f"Both graphs and the dataset '{dataset}' were given: leave one of them out.")
     count = len(graphs) if graphs else count_clients(dataset) if isinstance(dataset, str) else None
-    if count is None:
-        return values
-    own = {"clients": count, "partition": OWN_GRAPHS, **({"dataset": ""} if graphs else {})}
-    for name in ("clients", "partition"):
+    return values if count is None else own_graph_values(values, count) | ({"dataset": ""} if graphs else {})
+
+
+def own_graph_values(values: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Returns the values of an experiment in which so many clients bring their own graphs; others are refused."""
+    own = {"clients": count, "partition": OWN_GRAPHS}
+    for name in own:
         if values.get(name, own[name]) != own[name]:
             raise InputError(
                 f"{name} is {values[name]}, but every client brings its own graph, {count} in all: nothing is shared "

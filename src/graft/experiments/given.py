@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from graft.data import OWN_GRAPHS
 from graft.data.client_graphs import Federation
 from graft.data.federation import FederationData
 from graft.errors import InputError
-from graft.experiments.experiment import GIVEN, Experiment, make_experiment
+from graft.experiments.experiment import GIVEN, Experiment, make_experiment, own_graph_values
 from graft.experiments.make_method import add_plug, make_method
 from graft.federation.method import Method
 from graft.federation.plug import Plug
@@ -63,10 +62,12 @@ def describe(method: str | Method, dataset: Any, models: Any, settings: Mapping[
         values = {**method.experiment_defaults, **values, **names_of(method)}
     else:
         values["method"] = method
+    if dataset is None:
+        raise InputError("dataset is None; give a name, a path, a PyG Data, or the graphs of clients.")
     if isinstance(dataset, Mapping) or (isinstance(dataset, Sequence) and not isinstance(dataset, str)):
         dataset = Federation(dataset)
     if isinstance(dataset, Federation):
-        values = {"clients": len(dataset), "partition": OWN_GRAPHS, **values}
+        values = own_graph_values(values, len(dataset))
     if not (values.get("graphs") and dataset == Experiment.dataset):
         values["dataset"] = str(dataset) if isinstance(dataset, str | Path) else GIVEN
     if models is not None:
