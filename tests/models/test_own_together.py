@@ -11,7 +11,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc.method import FedGKC
 from graft.models.build import build_model
 from graft.testing.toy import with_weights
-from tests.toy import CLASSES, gap, run_rounds, toy_graphs, toy_setup
+from tests.toy import CLASSES, gap, run_rounds, toy_graphs, toy_setup, unbroken_and_resumed
 
 STACKABLE = ("pyg:GCN", "pyg:GraphSAGE", "pyg:GIN", "pyg:PNA", "attention")
 
@@ -103,3 +103,10 @@ def test_predictions_of_a_fleet_are_those_of_the_module_on_each_graph():
         torch.testing.assert_close(given.embedding[client, : graph.nodes], wanted[0], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(given.logits[client, : graph.nodes], wanted[1], atol=1e-5, rtol=1e-4)
     assert given.logits.shape[1] == fleet.graph.nodes
+
+
+@pytest.mark.parametrize("name", ["pyg:GCN", "pyg:GAT"])
+def test_resumed_run_equals_the_unbroken_one(name):
+    unbroken, resumed = unbroken_and_resumed(toy_setup(FedAvg(), models=name, dropout=0.5))
+    for client in range(3):
+        assert gap(unbroken.client(client), resumed.client(client)) == 0
