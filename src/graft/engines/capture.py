@@ -49,10 +49,7 @@ class StepCapture:
     """The captured steps of one group of clients, and the fixed buffers that hold its state from then on."""
 
     def __init__(self, stream: torch.cuda.Stream, *, watched: bool = False) -> None:
-        """What runs at the same time must not share library buffers, so it needs a stream of its own.
-
-        Steps that may do anything, since a user's module is part of them, are `watched` before they are captured.
-        """
+        """Steps that may do anything, since a user's module is part of them, are `watched` before they are captured."""
         self.stream = stream
         self._watched = watched
         self._seen: Counter[Any] = Counter()
@@ -61,10 +58,7 @@ class StepCapture:
         self.captured: dict[Any, CapturedStep] = {}
 
     def run(self, function: StepFunction, group: ClientGroup, fleet: Fleet, step: str, message: Message) -> Any:
-        """Runs a step: plainly the first time, captured the second, replayed from then on; `join` before use.
-
-        A watched one is run plainly twice.
-        """
+        """Runs a step: plainly the first time (or two), captured the second, then replayed; `join` before use."""
         with self.beside(fleet, message):
             # The first run may create state (optimisers); only what stays the same from call to call can be replayed.
             shape = shape_of(group.state)
@@ -319,7 +313,7 @@ def watch_synchronisation(waits: list[str]) -> Iterator[None]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-STREAMS = 8  # that fleets are captured on, side by side
+STREAMS = 8  # that fleets are captured on, side by side: at the same time they must not share library buffers
 
 
 def capture_streams(count: int) -> list[torch.cuda.Stream]:
