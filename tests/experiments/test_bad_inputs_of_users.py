@@ -252,6 +252,11 @@ FILES = {
     "batches larger than a client": Case(
         "run --graphs alpha --method fedavg --batches 41", "batches is 41, but client alpha has only 40 nodes", bank()
     ),
+    "batches larger than a client of the second method": Case(
+        "run --graphs alpha beta --method centralised --against local --batches 41",
+        "batches is 41, but client alpha has only 40 nodes",
+        together(bank(), bank("beta")),
+    ),
     "F1 of three classes": Case(f"run {SMALL} --metric f1", "use macro_f1"),
     "more clients than nodes": Case(f"run {SMALL} --clients 121", "too few for 121 clients"),
     "objects in an archive": Case(ONE, "Python objects", npz(y=np.array([None] * 30))),

@@ -85,26 +85,30 @@ def run_all(
     variants: list[dict[str, Any]], folders: list[Path], root: Path, overwrite: bool, contribution: bool | None
 ) -> None:
     """Run some experiments one after the other, each in a folder of its own, and compare them."""
-    from graft.experiments.build import build_federation
+    from graft.experiments.build import build_federation, build_setup
     from graft.experiments.combinations import build_topology, check_combination
     from graft.experiments.given import Given
     from graft.experiments.run import run_experiment
 
     experiments = [make_experiment(variants[0]), *(make_experiment(suited(other)) for other in variants[1:])]
-    for experiment in experiments:
-        check_combination(experiment, make_method(experiment.method, experiment.settings, experiment.plug))
+    methods = [make_method(entry.method, entry.settings, entry.plug) for entry in experiments]
+    for experiment, method in zip(experiments, methods, strict=True):
+        check_combination(experiment, method)
     if contribution:
         build_topology(experiments[0], max(experiments[0].clients - 1, 1))  # of those who are left
     data: dict[str, FederationData] = {}
-    results = []
-    for experiment, folder in zip(experiments, folders, strict=True):
+    for experiment, method in zip(experiments, methods, strict=True):
         key = data_settings(experiment)
         if key not in data:
             data[key] = build_federation(experiment)
             for note in data[key].notes:
                 say(note)
+        if experiment is not experiments[0]:
+            build_setup(experiment, method, data[key])  # what does not fit the data is said before anything is run
+    results = []
+    for experiment, folder in zip(experiments, folders, strict=True):
         with round_progress(experiment.rounds, experiment.label) as tell:
-            given = Given(federation=data[key])
+            given = Given(federation=data[data_settings(experiment)])
             results.append(run_experiment(experiment, folder, overwrite=overwrite, progress=tell, given=given))
         finish_run(folder, results[-1])
     show_results([result.summary for result in results], root)
