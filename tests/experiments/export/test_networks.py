@@ -6,6 +6,10 @@ import torch
 
 import graft
 from graft.experiments.export.modules import NETWORKS
+from graft.experiments.export.networks.gat import GAT
+from graft.experiments.export.networks.gin import GIN
+from graft.experiments.export.networks.layered import LayeredNetwork
+from graft.experiments.export.networks.mlp import MLP
 from graft.models import NATIVE
 from graft.tensors.trees import flatten
 
@@ -65,6 +69,37 @@ def test_settings_of_orthogonal_layers_are_those_of_the_method(settings):
     graph, inputs = unseen_graph()
     with torch.no_grad():
         assert torch.allclose(model.module()(*inputs), model.logits(graph), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("depth", "head"), [(2, "linear"), (2, "conv"), (4, "linear"), (4, "conv")])
+@pytest.mark.parametrize("network", [GAT, GIN, MLP])
+def test_networks_that_torchscript_can_express_are_compiled_and_not_recorded(network, depth, head):
+    module = network(6, 3, depth, width=8, head=head).eval()
+    compiled = torch.jit.script(module)
+    for weighted in (False, True):  # what was recorded with weights would need them
+        _, inputs = unseen_graph(weighted=weighted)
+        with torch.no_grad():
+            assert torch.allclose(compiled(*inputs), module(*inputs), atol=1e-6)
+
+
+def test_compiling_takes_branches_that_are_known(monkeypatch):
+    monkeypatch.setattr(LayeredNetwork, "__constants__", ())
+    with pytest.raises(RuntimeError):
+        torch.jit.script(GIN(6, 3))
+
+
+def test_a_perceptron_needs_no_edges():
+    _, (x, edge_index, edge_weight) = unseen_graph(weighted=True)
+    module = MLP(6, 3).eval()
+    assert torch.equal(module(x), module(x, edge_index, edge_weight))
+    with pytest.raises(TypeError, match="edge_index"):
+        GIN(6, 3)(x)
+
+
+def test_a_setting_of_another_kind_is_refused():
+    assert len(GAT(6, 3, heads=2).layers[0].target) == 2
+    with pytest.raises(TypeError, match="heads"):
+        GIN(6, 3, heads=2)
 
 
 def test_every_native_model_has_a_network():

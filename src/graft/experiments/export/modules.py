@@ -49,7 +49,6 @@ class Network:
     file: str
     layer: Names
     settings: tuple[str, ...] = ()  # beside those of every layered model
-    conv_head: bool = True  # whether a convolutional head is a layer of the same kind, and not a linear one
     raw: Callable[[Any, str], bool] | None = None  # whether the matrix of a layer stays as it is
 
 
@@ -64,7 +63,7 @@ NETWORKS: dict[type[Model], Network] = {
     GAT: Network("gat", ATTENTION, ("heads",)),
     GIN: Network("gin", PERCEPTRON, ("normalise",)),
     SGC: Network("sgc", STEPS),
-    MLP: Network("mlp", LINEAR, conv_head=False),
+    MLP: Network("mlp", LINEAR),
     OrthoGCN: Network("ortho_gcn", CONV, ("orthogonal", "newton_steps", "hybrid", "center"), raw=is_orthogonal),
 }
 SETTINGS = ("features", "classes", "depth", "width", "dropout", "head")
@@ -76,9 +75,8 @@ def build_module(model: Model, weights: Tree) -> nn.Module:
         own = copy.deepcopy(model.module)
         own.load_state_dict(own_state(weights))
         return own.eval()
-    network = network_of(model)
     assert isinstance(model, LayeredModel)
-    module: nn.Module = network_class(network)(**settings_of(model))
+    module = network_class(model)(**settings_of(model))
     module.load_state_dict(state_of(model, weights))
     return module.eval()
 
@@ -94,14 +92,14 @@ def network_of(model: Model) -> Network:
     return network
 
 
-def network_file(network: Network) -> ModuleType:
-    return import_module(f"graft.experiments.export.networks.{network.file}")
+def network_file(model: Model) -> ModuleType:
+    return import_module(f"graft.experiments.export.networks.{network_of(model).file}")
 
 
-def network_class(network: Network) -> Callable[..., nn.Module]:
-    """Returns the class of a network, the return type of its file's `load`."""
-    made: Callable[..., nn.Module] = network_file(network).load.__annotations__["return"]
-    return made
+def network_class(model: Model) -> type[nn.Module]:
+    """Returns the class of a native architecture's network, which has the same name."""
+    network: type[nn.Module] = getattr(network_file(model), type(model).__name__)
+    return network
 
 
 def settings_of(model: LayeredModel) -> dict[str, Any]:
@@ -121,11 +119,11 @@ def state_of(model: Model, weights: Tree) -> dict[str, Tensor]:
     head = getattr(model, "head", "linear")
     state = {}
     for branch, leaves in weights.items():
-        linear = branch == "head" and not (head == "conv" and network.conv_head)
-        place = "head" if branch == "head" else f"layers.{branch.removeprefix('layer')}"
+        linear = branch == "head" and head != "conv"
+        prefix = "head" if branch == "head" else f"layers.{branch.removeprefix('layer')}"
         for path, leaf in flatten(leaves):
             name = (LINEAR if linear else network.layer)[path]
             raw = path in AS_THEY_ARE or (network.raw is not None and network.raw(model, branch))
             transposed = leaf.dim() == 2 and not raw
-            state[f"{place}.{name}"] = (leaf.T if transposed else leaf).contiguous()
+            state[f"{prefix}.{name}"] = (leaf.T if transposed else leaf).contiguous()
     return state

@@ -1,4 +1,4 @@
-"""The source of an exported model: a copy of one of Graft's networks, or of the file that has your own."""
+"""The source of an exported model: that of one of Graft's networks, or a copy of the file that has your own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from graft.errors import InputError
-from graft.experiments.export.modules import network_file, network_of, settings_of
+from graft.experiments.export.modules import network_class, network_file, settings_of
+from graft.experiments.export.single_file import single_file
 from graft.files import explained
 from graft.models import MODELS, PYG, parse_model
 from graft.models.architecture import LayeredModel, Model
@@ -26,9 +27,9 @@ def load(folder=None):
 
     from safetensors.torch import load_file
 
-    place = Path(__file__).parent if folder is None else Path(folder)
-    model = {name}(**json.loads((place / "config.json").read_text(encoding="utf-8"))["model"])
-    model.load_state_dict(load_file(place / "model.safetensors"))
+    folder = Path(__file__).parent if folder is None else Path(folder)
+    model = {name}(**json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"])
+    model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.eval()
 '''
 
@@ -43,9 +44,9 @@ class Source(NamedTuple):
 def source_of(model: Model, name: str, experiment_settings: dict[str, Any]) -> Source:
     """Returns the source of a model that the experiment calls by this name."""
     if not isinstance(model, OwnModel):
-        network = network_of(model)
+        text = single_file(network_file(model))
         assert isinstance(model, LayeredModel)
-        return Source(inspect.getsource(network_file(network)), settings_of(model))
+        return Source(with_loader(text, network_class(model).__name__), settings_of(model))
     text, attribute = own_source(name)
     if re.search(r"^(async )?def load\b|^load\s*=", text, re.MULTILINE):
         raise InputError(f"The file of model '{name}' has a function load already, which an exported model.py needs.")
@@ -55,7 +56,11 @@ def source_of(model: Model, name: str, experiment_settings: dict[str, Any]) -> S
     settings = dict(zip(parameters, (experiment_settings[key] for key in SHAPE), strict=True))
     others = {key: value for key, value in experiment_settings.items() if key not in SHAPE}
     others |= {} if depth is None else {"depth": depth}
-    return Source(text.rstrip() + "\n" + LOADER.format(name=attribute), settings | accepted(entry, others))
+    return Source(with_loader(text, attribute), settings | accepted(entry, others))
+
+
+def with_loader(text: str, name: str) -> str:
+    return text.rstrip() + "\n" + LOADER.format(name=name)
 
 
 def own_source(name: str) -> tuple[str, str]:

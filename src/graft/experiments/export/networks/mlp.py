@@ -1,11 +1,8 @@
 """Multilayer perceptron: it ignores the graph."""
 
-import json
-from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,11 +33,3 @@ class MLP(nn.Module):
         if self.jump:  # jumping knowledge (Xu et al., ICML 2018): the element-wise maximum over all layers
             hidden = torch.stack(outputs).amax(0)
         return self.head(functional.dropout(hidden, self.dropout, self.training))
-
-
-def load(folder: str | Path | None = None) -> MLP:
-    """Returns the trained model in a folder, that of this file if none is given, in evaluation mode."""
-    place = Path(__file__).parent if folder is None else Path(folder)
-    model = MLP(**json.loads((place / "config.json").read_text(encoding="utf-8"))["model"])
-    model.load_state_dict(load_file(place / "model.safetensors"))
-    return model.eval()

@@ -1,14 +1,12 @@
 """Orthogonal graph convolutional network (Guo, Zhou, Hu, Li, Chang and Wang, AAAI 2022)."""
 
-import json
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional
 from torch_geometric.nn import GCNConv
+
+from graft.experiments.export.networks.layered import LayeredNetwork
 
 
 class OrthogonalLinear(nn.Module):
@@ -30,48 +28,28 @@ class OrthogonalLinear(nn.Module):
         return x @ matrix
 
 
-class OrthoGCN(nn.Module):
+class OrthoGCN(LayeredNetwork):
     """A graph convolution, `depth` orthogonal ones, then a linear classifier or one more convolution."""
 
-    conv_head: Final[bool]
+    jumping = False
 
-    def __init__(
+    def make_layers(
         self,
         features: int,
-        classes: int,
-        depth: int = 2,
-        width: int = 64,
-        dropout: float = 0.5,
-        head: str = "linear",
+        width: int,
+        depth: int,
         orthogonal: bool = True,
         newton_steps: int = 4,
         hybrid: float = 0.2,
         center: bool = False,
-    ) -> None:
-        super().__init__()
-        self.dropout, self.conv_head = dropout, head == "conv"
-        self.layers = nn.ModuleList([GCNConv(features, width)])
+    ) -> list[nn.Module]:
+        layers = [GCNConv(features, width)]
         for _ in range(depth):
             layer = GCNConv(width, width, bias=not orthogonal)
             if orthogonal:
                 layer.lin = OrthogonalLinear(width, newton_steps, hybrid, center)
-            self.layers.append(layer)
-        self.head: Any = GCNConv(width, classes) if self.conv_head else nn.Linear(width, classes)
+            layers.append(layer)
+        return layers
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """Returns the logits of every node; edges are given in both directions and without self-loops."""
-        hidden = x
-        for layer in self.layers:
-            hidden = layer(hidden, edge_index, edge_weight).relu()
-            hidden = functional.dropout(hidden, self.dropout, self.training)
-        if self.conv_head:
-            return self.head(hidden, edge_index, edge_weight)
-        return self.head(hidden)
-
-
-def load(folder: str | Path | None = None) -> OrthoGCN:
-    """Returns the trained model in a folder, that of this file if none is given, in evaluation mode."""
-    place = Path(__file__).parent if folder is None else Path(folder)
-    model = OrthoGCN(**json.loads((place / "config.json").read_text(encoding="utf-8"))["model"])
-    model.load_state_dict(load_file(place / "model.safetensors"))
-    return model.eval()
+    def make_head(self, width: int, classes: int, **settings: Any) -> nn.Module:
+        return GCNConv(width, classes)
