@@ -101,5 +101,5 @@ def test_auto_is_standard_for_tables_and_raw_for_the_rest():
 
 def test_unknown_features_are_refused():
     graph = make_graph("g", np.eye(2), [[0], [1]], [0, 1])
-    with pytest.raises(InputError, match="no features 'max'; choose one of auto, raw, row, l2, standard"):
+    with pytest.raises(InputError, match="normalisation 'max'; choose one of auto, raw, row, l2, standard"):
         scale([graph], ["g"], None, "max")
