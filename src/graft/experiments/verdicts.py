@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from graft.experiments.bootstrap import paired_differences
 from graft.federation.metric_names import METRICS
-from graft.federation.metrics import Predictions, cheap_checks
+from graft.federation.metrics import Predictions
 
 DRAWS = 1000  # bootstrap samples of the test nodes
 CONFIDENCE = 0.95
@@ -57,25 +58,10 @@ def judge(
         before, after = (None if np.isnan(value) else float(value) for value in values)
         return Verdict(client, metric, nodes, before, after, None, None, None, UNKNOWN)
     sign = 1 if METRICS[metric].higher else -1
-    differences = sign * _bootstrap(metric, alone, federated, seed, draws)
+    differences = sign * paired_differences(metric, alone, federated, seed, draws)
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     words = HELPS if low > 0 else HURTS if high < 0 else UNCLEAR
     return Verdict(client, metric, nodes, *values, sign * (values[1] - values[0]), low, high, words)
-
-
-def _bootstrap(metric: str, alone: Predictions, federated: Predictions, seed: int, draws: int) -> np.ndarray:
-    """Returns differences of the metric on samples of the test nodes, drawn with replacement, the same for both."""
-    random = np.random.default_rng(seed)
-    differences = np.empty(draws)
-    with cheap_checks((metric,)):
-        for draw in range(draws):
-            chosen = random.integers(len(alone.classes), size=len(alone.classes))
-            before, after = (
-                Predictions(model.classes[chosen], model.probabilities[chosen], model.positive).value(metric)
-                for model in (alone, federated)
-            )
-            differences[draw] = after - before
-    return differences[~np.isnan(differences)]  # a sample may lack the positive class
 
 
 def contribution(
