@@ -17,7 +17,7 @@ from graft.experiments.experiment import Experiment
 from graft.experiments.record_files import ResultRecord, RoundRecord, check_record
 from graft.experiments.reports.report import comparison, page
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.scores import Scores, warn_of_one_class
+from graft.experiments.scores import Scores, count_predicted, warn_of_one_class
 from graft.federation.evaluation import Best
 from graft.testing.toy import toy_federation
 from tests.damage import essence
@@ -295,6 +295,22 @@ def test_a_run_warns_in_its_result_and_on_the_screen(metric, rare, tmp_path):
     assert shown.exit_code == 0
     assert "predict one class only" in shown.output
     assert "predict one class only" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["local", "fedgta", "centralised", "fedproto"])
+def test_the_warning_is_about_the_models_of_the_best_round(name, rare):
+    result = graft.run(name, rare, **RARE | {"rounds": 4})
+    accuracies = [row["test"] for row in result.summary["per_client"]]
+    federation = result.models.federation()
+    fewer = count_predicted(result.models, federation, accuracies)
+    for client, graph in enumerate(federation.clients):
+        classes = np.bincount(result.client(client).predict().classes[graph.test], minlength=2)
+        assert fewer[client].tolist() in ([0, 0], classes.tolist())
+        assert fewer[client].any() or (classes > 0).all()  # none that predicts one class is overlooked
+    blind = count_predicted(
+        result.models, federation, [1 - np.mean(graph.y[graph.test]) for graph in federation.clients]
+    )
+    assert (blind.sum(axis=1) == [graph.test.sum() for graph in federation.clients]).all()
 
 
 def test_all_numbers_of_a_result_are_finite(measured):

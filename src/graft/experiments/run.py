@@ -38,7 +38,14 @@ from graft.experiments.prepared_data import describe_data, save_prepared
 from graft.experiments.recorder import Recorder
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.scores import Scores, describe_clients, describe_run, describe_traffic, warn_of_one_class
+from graft.experiments.scores import (
+    Scores,
+    count_predicted,
+    describe_clients,
+    describe_run,
+    describe_traffic,
+    warn_of_one_class,
+)
 from graft.federation.clients import Engine
 from graft.federation.method import Method
 from graft.federation.session import Session, SessionState
@@ -210,13 +217,15 @@ class Run:
                 pass
         state = self.session.state()
         summary = self.summary(setup_seconds, time.perf_counter() - begun)
+        models = self.models(summary, state)
+        summary["warnings"] = self.warnings(models, summary["per_client"])
         result = Result(
             summary=summary,
             rounds=self.scores.records,
             server=state.server,
             clients={client: strip_architectures(tree) for client, tree in state.clients.items()},
             finished=self.finished,
-            models=self.models(summary, state),
+            models=models,
         )
         if self.recorder is not None and self.finished:
             self.recorder.finish(result.summary)
@@ -314,17 +323,15 @@ class Run:
             "peak_memory_bytes": peak_memory(setup.device),
             "device": setup.device.type,
             "threads": torch.get_num_threads(),
-            "warnings": self.warnings(),
         }
 
-    def warnings(self) -> list[str]:
-        """Returns what a person should know of the models after the last round."""
-        last, scores = self.scores.records[-1], self.scores
-        if "per_client" not in last or isinstance(self.session.setup.method, Majority):
+    def warnings(self, models: RunModels, rows: Sequence[dict[str, Any]]) -> list[str]:
+        """Returns what a person should know of the models of the best round; `rows` are those of the clients."""
+        if isinstance(self.session.setup.method, Majority):
             return []
-        counted = scores.predicted
-        predicted = self.session.count_predicted(last["round"]) if counted is None else counted
-        return warn_of_one_class(predicted, last["per_client"]["test"], self.federation, self.experiment)
+        accuracies = [row["test"] for row in rows]
+        predicted = count_predicted(models, self.federation, accuracies)
+        return warn_of_one_class(predicted, accuracies, self.federation, self.experiment)
 
 
 @contextmanager

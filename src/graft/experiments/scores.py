@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from graft.data.exchange import Exchange
 from graft.data.federation import FederationData
 from graft.data.graphs import Ints
 from graft.experiments.experiment import Experiment
+from graft.experiments.prediction import RunModels
 from graft.federation.clients import Traffic
 from graft.federation.evaluation import Best, ClientScores, accuracy
 from graft.federation.metric_names import ACCURACY, METRICS
@@ -41,7 +43,6 @@ class Scores:
     best_shared: Best = field(init=False)
     best_trained: Best = field(init=False)  # of peers before they mix
     stale: int = 0  # evaluations since the best one
-    predicted: Ints | None = None  # [clients, classes]: test nodes by predicted class, where it was counted last
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,6 @@ class Scores:
                     other = ClientScores(measured[model].of_metric(metric), nodes)
                     scores[metric] |= {f"{kind}_{model}": other.mean(kind) for kind in COUNTED}
             scores[metric]["per_client"] = {kind: by_client.clients(kind) for kind in COUNTED}
-        self.predicted = own.predicted
         confusion = own.statistics["confusion"][:, COUNTED.index("test")]
         kept = {"confusion": confusion.tolist()} if confusion.size <= LARGEST_CONFUSION else {}
         return {"metrics": scores, **kept}
@@ -175,6 +175,20 @@ def client_scores(record: Mapping[str, Any], client: int) -> dict[str, Any]:
     if "confusion" in record:
         scores["confusion"] = record["confusion"][client]
     return scores
+
+
+def count_predicted(models: RunModels, federation: FederationData, accuracies: Sequence[float | None]) -> Ints:
+    """Returns how many test nodes of each client its best model takes for each class, [clients, classes]; all 0 where
+    the accuracy already tells that there are several."""
+    predicted = np.zeros((len(accuracies), federation.graph.classes), np.int64)
+    for client, graph in enumerate((federation.clean or federation).clients):
+        test, accuracy_of_client = graph.masks["test"], accuracies[client]
+        if accuracy_of_client is None:
+            continue
+        shares = np.bincount(graph.y[test], minlength=graph.classes) / test.sum()
+        if np.isclose(shares, accuracy_of_client, rtol=0, atol=1e-9).any():  # as of a model that predicts one class
+            predicted[client] = np.bincount(models.client(client).predict().classes[test], minlength=graph.classes)
+    return predicted
 
 
 def warn_of_one_class(

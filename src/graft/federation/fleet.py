@@ -266,13 +266,6 @@ class Fleet:
         """Returns how many validation nodes each client classifies correctly, [clients]: what a step may judge by."""
         return self.count_correct(logits)[:, :, 1].sum(1)
 
-    def count_predicted(self, logits: Tensor) -> Tensor:
-        """Returns how many test nodes logits take for each class: [clients, pooled, classes]."""
-        index = self.labels.membership * self.classes + logits.max(2).indices
-        counts = index.new_zeros(len(index), self.labels.pooled_clients * self.classes)
-        counts.scatter_add_(1, index, self.labels.masks[:, 2].long())
-        return counts.view(len(index), -1, self.classes)
-
     def totals(self) -> Tensor:
         """Returns the number of nodes in the three masks: [clients, pooled, 3]."""
         return self._count(self.labels.masks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 from torch import Tensor
 
 from graft.federation import metrics
-from graft.federation.reveals import NODE_COUNTS, PREDICTED, SCORES, Reveals, measures
+from graft.federation.reveals import NODE_COUNTS, SCORES, Reveals, measures
 from graft.fields import check_fields
 from graft.tensors.trees import Tree, Weights, select_clients
 
@@ -91,8 +91,6 @@ class Method:
     reveals: ClassVar[Mapping[str, Reveals]] = {
         "score/correct": SCORES,
         "score_shared/correct": SCORES,
-        "count_predicted/nodes": PREDICTED,
-        "count_predicted_shared/nodes": PREDICTED,
         **measures("measure"),
         **measures("measure_shared"),
         "count/nodes": NODE_COUNTS,
@@ -200,18 +198,6 @@ class Method:
         """How many nodes a model of the server's classifies correctly."""
         fleet = fleet.on(fleet.scoring)
         return {"correct": fleet.count_correct(self.shared_logits(fleet, model))}
-
-    @step
-    def count_predicted(self, fleet: Fleet) -> dict[str, Tensor]:
-        """How many test nodes each client's own model takes for each class."""
-        fleet = fleet.on(fleet.scoring)
-        return {"nodes": fleet.count_predicted(self.logits(fleet))}
-
-    @step
-    def count_predicted_shared(self, fleet: Fleet, model: Weights) -> dict[str, Tensor]:
-        """How many test nodes a model of the server's takes for each class."""
-        fleet = fleet.on(fleet.scoring)
-        return {"nodes": fleet.count_predicted(self.shared_logits(fleet, model))}
 
     @step(fleet=False, pure=True)
     def measure(self, fleet: Fleet) -> Tree:

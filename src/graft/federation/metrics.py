@@ -286,12 +286,6 @@ class Measured(NamedTuple):
         arrays = {name: leaf.cpu().flatten(0, 1).numpy() for name, leaf in reply.items()}
         return cls(metrics, positive, arrays.pop("values"), arrays)
 
-    @property
-    def predicted(self) -> Ints:
-        """Returns how many test nodes are taken for each class, [clients, classes]."""
-        counts: Ints = self.statistics["confusion"][:, POOLED_KINDS.index("test")].sum(1)
-        return counts
-
     def of_metric(self, metric: str) -> Floats:
         """Returns the values of one metric, [clients, 3]."""
         values: Floats = self.values[:, :, self.metrics.index(metric)]

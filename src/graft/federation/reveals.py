@@ -38,7 +38,6 @@ NODE_COUNTS = Reveals("numbers of nodes, of all and in each mask", ())
 VOTE = Reveals("the client's vote in an average: a number of nodes", ())
 SCORES = Reveals("how many nodes a model classifies correctly")
 MEASURED = "where metrics beside the accuracy are asked for"
-PREDICTED = Reveals("how many test nodes a model takes for each class", when="once, after the last round")
 METRIC_VALUES = Reveals("metrics of a model on the client's nodes", when=MEASURED)
 CONFUSION = Reveals("how many nodes of each class a model takes for each class", when=MEASURED)
 HISTOGRAMS = Reveals(

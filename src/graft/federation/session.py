@@ -15,7 +15,7 @@ from graft.federation.clients import Clients, Engine, Traffic
 from graft.federation.evaluation import Losses, gather_losses
 from graft.federation.method import LinkRecord
 from graft.federation.metric_names import ACCURACY
-from graft.federation.metrics import Ints, Measured
+from graft.federation.metrics import Measured
 from graft.federation.server import Server
 from graft.federation.setup import Setup
 from graft.tensors.randomness import seed_for
@@ -112,13 +112,6 @@ class Session:
         replies = self.setup.method.evaluate_metrics(self.server, everyone)
         metrics, positive = self.setup.metrics, self.setup.positive
         return {models: Measured.of(reply, metrics, positive) for models, reply in replies.items()}
-
-    def count_predicted(self, number: int) -> Ints:
-        """Returns how many test nodes of each client its own model takes for each class, [clients, classes]."""
-        method, everyone = self.setup.method, Clients(self.engine, number, self.engine.members())
-        steps = method.count_predicted, method.count_predicted_shared
-        predicted: Ints = method.ask_own_models(self.server, everyone, *steps).nodes.flatten(0, 1).cpu().numpy()
-        return predicted
 
     def count_nodes(self) -> tuple[Tensor, Tensor]:
         """Returns how many nodes every client has, in all [clients, pooled] and in each mask [clients, pooled, 3]."""
