@@ -7,6 +7,7 @@ import pytest
 
 from graft.experiments.reports.links import arrow, link_networks, link_weights, network, weight_from_others
 from graft.experiments.reports.report import (
+    agreement_table,
     best_round_of_each_client,
     busiest_peers,
     mean_std,
@@ -141,3 +142,11 @@ def test_verdicts_name_the_client_and_say_what_joining_changes():
     for part in ("&lt;alpha&gt;", "50.0 %", "62.5 %", "+12.5", "+1.0 to +25.0", "joining helps", "-2.0"):
         assert part in text
     assert verdict_table([]) == ""
+
+
+def test_what_was_told_before_training_is_listed_with_what_it_reveals():
+    sent = {"moments/mean": {"up_bytes": 48, "down_bytes": 96, "reveals": "mean of every numeric column"}}
+    text = agreement_table(sent)
+    for part in ("moments/mean", "48 bytes", "96 bytes", "mean of every numeric column"):
+        assert part in text
+    assert agreement_table({}) == ""

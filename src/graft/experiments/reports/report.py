@@ -85,6 +85,7 @@ models<br><span class="note">at the round with the best validation {title_of_met
 {link_networks(rounds, [row["client"] for row in result["per_client"]], drawn)}
 <h2>Facts</h2>
 {html_table((), facts)}
+{agreement_table(result["communication"].get("before_training", {}))}
 <h2>Clients</h2>
 {client_table(result)}
 {method_details(rounds)}
@@ -127,6 +128,16 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
 <p class="note">{METRICS[metric].title} on each client's own test nodes; positive differences are improvements. The
 interval is by bootstrap over the test nodes. What a client gives the others is how much better they are with it than
 without, on average.</p>"""
+
+
+def agreement_table(sent: dict[str, Any]) -> str:
+    """Returns what clients told each other before the first round, field by field; empty where that was nothing."""
+    rows = [
+        (name, readable_bytes(field["up_bytes"]), readable_bytes(field["down_bytes"]), field["reveals"])
+        for name, field in sent.items()
+    ]
+    head = ("field", "sent up", "sent down", "what it reveals")
+    return f"<h2>What clients told before training</h2>{html_table(head, rows)}" if rows else ""
 
 
 def client_table(result: dict[str, Any]) -> str:
