@@ -8,6 +8,7 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.models import GCN
 
+import graft
 from graft.errors import InputError
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc.method import FedGKC
@@ -119,3 +120,17 @@ def test_view_of_a_weighted_graph_has_the_weights_of_the_edges_that_are_left():
     assert 0 < int(kept.sum()) < len(kept)
     assert torch.equal(inputs.edge_weight, inputs_of(fleet.graph).edge_weight[kept])
     assert inputs.edge_index.shape[1] == len(inputs.edge_weight)
+
+
+@pytest.mark.parametrize("outputs", [2, 5])
+def test_a_module_with_another_number_of_outputs_than_classes_is_refused(outputs):
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, outputs)
+
+        def forward(self, x, edge_index):  # noqa: ARG002
+            return self.linear(x)
+
+    with pytest.raises(graft.GraftError, match=rf"Wide should return logits of shape \[nodes, 10\].*, {outputs}\]"):
+        graft.run("fedavg", "digits", models=Wide(), clients=2, rounds=1)

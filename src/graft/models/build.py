@@ -29,7 +29,7 @@ def build_model(
     if isinstance(model, Model):
         return model
     if isinstance(model, nn.Module):
-        return OwnModel(model, features)
+        return OwnModel(model, features, classes)
     if not isinstance(model, str):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise InputError(f"A model is a name, an nn.Module or a graft.Model, not {kind}.")
@@ -56,7 +56,7 @@ def build_own(entry: Any, name: str, features: int, classes: int, seed: int, set
                 f"Model '{name}' cannot be made for {features} features and {classes} classes: {reason}."
             ) from error
     if isinstance(built, nn.Module):
-        built = OwnModel(built, features)
+        built = OwnModel(built, features, classes)
         built.name = label_of(name, settings.get("depth"))
     if not isinstance(built, Model):
         raise InputError(f"Model '{name}' is neither a graft.Model nor an nn.Module but a {type(built).__name__}.")

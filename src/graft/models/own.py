@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from graft.errors import InputError
 from graft.graphs.fleet_graph import FleetGraph
 from graft.models.architecture import Model, Output
 from graft.models.own_inputs import GraphInputs, inputs_of
@@ -40,10 +41,11 @@ class OwnModel(Model):
     stackable: ClassVar[bool] = False
     name = "own"
 
-    def __init__(self, module: nn.Module, features: int | None = None) -> None:
-        """The number of features is needed to find out whether clients can share a fleet."""
+    def __init__(self, module: nn.Module, features: int | None = None, classes: int | None = None) -> None:
+        """The number of features is needed to find out whether clients can share a fleet, that of classes to refuse a
+        module that returns another number of logits."""
         self.module = module
-        self.features = features
+        self.features, self.classes = features, classes
         self.frozen = frozenset(name.replace(".", "/") for name, _ in module.named_buffers())
         self.takes_weights = takes_edge_weight(module)
         self.not_recordable = ""  # why a pass could not be recorded
@@ -70,7 +72,18 @@ class OwnModel(Model):
             recording = self._recording(parameters, inputs, random)
             output = self._run(parameters, inputs, random) if recording is None else recording(parameters)
         embedding, logits = output if isinstance(output, tuple) else (output, output)
+        self._check(logits)
         return Output(embedding.unsqueeze(0), logits.unsqueeze(0))
+
+    def _check(self, logits: Any) -> None:
+        """Refuses what cannot be logits."""
+        if self.classes is None or (isinstance(logits, Tensor) and logits.shape[-1] == self.classes):
+            return
+        returned = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise InputError(
+            f"{type(self.module).__name__} should return logits of shape [nodes, {self.classes}], one a class, or a pair "
+            f"of embedding and logits; it returned {returned}."
+        )
 
     def _together(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Output:
         """Returns the outputs of several clients, at once where that is possible."""
@@ -83,6 +96,7 @@ class OwnModel(Model):
         with drawing(None if random is None else stream_dropout(random, stacked=True)):
             output = stacked(parameters)
         embedding, logits = output if isinstance(output, tuple) else (output, output)
+        self._check(logits)
         return Output(embedding[:, : graph.nodes], logits[:, : graph.nodes])
 
     def _stacked(self, parameters: Parameters, graph: FleetGraph, *, training: bool) -> StackedRecording | None:
