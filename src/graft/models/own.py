@@ -81,8 +81,8 @@ class OwnModel(Model):
             return
         returned = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise InputError(
-            f"{type(self.module).__name__} should return logits of shape [nodes, {self.classes}], one a class, or a pair "
-            f"of embedding and logits; it returned {returned}."
+            f"{type(self.module).__name__} should return logits of shape [nodes, {self.classes}], one a class, or a "
+            f"pair of embedding and logits; it returned {returned}."
         )
 
     def _together(self, weights: Weights, graph: FleetGraph, random: Stream | None) -> Output:
