@@ -72,7 +72,7 @@ def check_features(sources: Sequence[Source], names: Sequence[str], feature_name
     first = next(
         (name for name, source in zip(names, sources, strict=True) if _names_of(source, feature_names)), names[0]
     )
-    expected = next((found for source in sources if (found := _names_of(source, feature_names))), None)
+    expected = next(filter(None, (_names_of(source, feature_names) for source in sources)), None)
     widths = [len(feature_names or ()) if isinstance(source, NodeTable) else source.features for source in sources]
     for name, source, width in zip(names, sources, widths, strict=True):
         own = _names_of(source, feature_names)

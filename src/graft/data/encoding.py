@@ -63,7 +63,7 @@ class Encoding:
         """Returns the schema without columns that features are not made of: new tables may lack splits and times."""
         names = {kind: tuple(column.name for column in self.columns if column.kind == kind) for kind in KINDS}
         forms = {name: form for name, form in self.schema.date_formats.items() if name in names["date"]}
-        lists = {name: known for name, known in self.schema.categories.items() if name in names["category"]}
+        lists = {name: categories for name, categories in self.schema.categories.items() if name in names["category"]}
         return replace(
             self.schema,
             numeric=names["number"],

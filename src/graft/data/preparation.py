@@ -107,8 +107,8 @@ def encode(sources: Sequence[Source], names: Sequence[str], scaling: str = "loca
         graphs = [replace(graph, feature_names=feature_names) for graph in graphs]
     positive = find_positive((table.schema.positive for table in tables.values()), class_names)
     notes = [note for table in tables.values() for note in table.notes]
-    found = [encodings.get(name) for name in names]
-    return Encoded(graphs, found, exchange, class_names, positive, notes, agreement_notes)
+    by_client = [encodings.get(name) for name in names]
+    return Encoded(graphs, by_client, exchange, class_names, positive, notes, agreement_notes)
 
 
 def _everyone(exchange: Exchange, names: Sequence[str], tables: Sequence[str]) -> Exchange:

@@ -133,9 +133,9 @@ def common_schema(tables: Sequence[NodeTable]) -> Schema:
     for table in tables:
         for name, column in table.columns.items():
             kinds.setdefault(name, set()).add(column.kind)
-    agreed = {name: agreed_kind(found) for name, found in kinds.items()}
+    agreed = {name: agreed_kind(seen) for name, seen in kinds.items()}
     groups = {kind: tuple(name for name in agreed if agreed[name] == kind) for kind in ("number", "category", "date")}
-    texts = tuple(name for name, found in kinds.items() if found <= {"text", "empty"} and name not in first.ignore)
+    texts = tuple(name for name, seen in kinds.items() if seen <= {"text", "empty"} and name not in first.ignore)
     forms = [table.schema.date_formats for table in tables]
     return replace(
         first,

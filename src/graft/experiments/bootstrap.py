@@ -57,8 +57,8 @@ def curve(is_hit: Bools, scores: Floats, counts: Counts) -> tuple[Floats, Floats
     last = np.append(scores[1:] != scores[:-1], True)  # of nodes that score alike
     drawn = counts[:, order]
     above = [np.cumsum(drawn * chosen, axis=1)[:, last].astype(np.float64) for chosen in (hits, ~hits)]
-    found, mistaken = (np.pad(values, ((0, 0), (1, 0))) for values in above)
-    return found, mistaken
+    above_hits, above_misses = (np.pad(values, ((0, 0), (1, 0))) for values in above)
+    return above_hits, above_misses
 
 
 def area_under_roc(hits: Floats, misses: Floats) -> Floats:

@@ -48,8 +48,8 @@ def stacked_recording(
         if graph.sizes.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         if graph.cacheable:
-            one = {name: leaf[0] for name, leaf in parameters.items()}
-            kept[kind] = make_stacked(module, run, one, graph, training=training)
+            first = {name: leaf[0] for name, leaf in parameters.items()}
+            kept[kind] = make_stacked(module, run, first, graph, training=training)
         elif graph._source is not None and graph._source[0].cacheable:
             source, rows = graph._source
             whole = stacked_recording(module, run, kind, parameters, source, training=training)

@@ -32,9 +32,9 @@ def read_edges(
     positions = pl.DataFrame({"end": ids, "position": pl.int_range(len(ids), dtype=pl.Int64, eager=True)})
     positions = positions.drop_nulls().unique("end", keep="first")
     names = (str(schema.source), str(schema.target))
-    found = [_positions(edges, name, positions, notes) for name in names]
+    columns = [_positions(edges, name, positions, notes) for name in names]
     unknown = np.zeros(edges.rows, bool)
-    for name, position in zip(names, found, strict=True):
+    for name, position in zip(names, columns, strict=True):
         cells = edges[name]
         lost = position.is_null()
         unknown |= np.asarray(lost.to_numpy(), dtype=bool)
@@ -48,7 +48,7 @@ def read_edges(
                 'add the node, or drop such edges with unknown_nodes = "drop" in the schema',
                 problems,
             )
-    ends = np.stack([np.array(position.fill_null(-1).to_numpy(), dtype=np.int64) for position in found])
+    ends = np.stack([np.array(position.fill_null(-1).to_numpy(), dtype=np.int64) for position in columns])
     loops = (ends[0] == ends[1]) & ~unknown
     if unknown.any() and schema.unknown_nodes == "drop":
         notes.append(f"{edges.path}: {int(unknown.sum())} edges to unknown nodes were dropped")

@@ -174,8 +174,8 @@ def privacy_lines(about: Described) -> Iterator[str]:
         "are treated. Beside them, this is what clients sent while the federation trained, as the method declares it:"
     )
     yield ""
-    for place, reveals in sorted(declared(about.method).items()):
-        yield f"* `{place}`: {plain(reveals)}"
+    for field, reveals in sorted(declared(about.method).items()):
+        yield f"* `{field}`: {plain(reveals)}"
 
 
 def plain(text: object) -> str:
