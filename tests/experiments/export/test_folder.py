@@ -153,6 +153,14 @@ def test_the_card_compares_with_the_most_frequent_class_and_with_training_alone(
     assert "nodes alone" not in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
+def test_the_card_says_what_was_told_before_training(tmp_path):
+    settings = SETTINGS | {"features": "standard"}
+    for scaling, told in (("federated", True), ("local", False)):
+        graft.run("fedavg", **settings, scaling=scaling).client(1).export(tmp_path / scaling)
+        card = (tmp_path / scaling / "MODEL_CARD.md").read_text()
+        assert ("* before training, `moments/means`: mean of every numeric column" in card) == told
+
+
 def test_own_objects_are_refused_and_their_module_is_offered(tmp_path):
     model = graft.run("fedavg", models=Normed(), **SETTINGS).client(0)
     with pytest.raises(graft.InputError, match=r"given as my_model.py:Net .*\.module\(\) returns it"):

@@ -174,8 +174,10 @@ def privacy_lines(about: Described) -> Iterator[str]:
         "are treated. Beside them, this is what clients sent while the federation trained, as the method declares it:"
     )
     yield ""
-    for field, reveals in sorted(declared(about.method).items()):
-        yield f"* `{field}`: {plain(reveals)}"
+    for name, told in about.facts.get("communication", {}).get("before_training", {}).items():
+        yield f"* before training, `{plain(name)}`: {plain(told['reveals'])}"
+    for name, reveals in sorted(declared(about.method).items()):
+        yield f"* `{name}`: {plain(reveals)}"
 
 
 def plain(text: object) -> str:
