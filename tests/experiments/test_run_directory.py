@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,13 @@ def test_a_checkpoint_of_round_zero_without_any_state_is_possible(tmp_path):
     save_checkpoint(tmp_path / "checkpoint", empty)
     loaded = load_checkpoint(tmp_path / "checkpoint")
     assert (loaded.round, loaded.server, loaded.clients) == (0, Tree(), {0: Tree(), 1: Tree()})
+
+
+@pytest.mark.parametrize("change", [{"threads": 2**63}, {"threads": 0}, {"memory": 10**30}])
+def test_numbers_that_no_machine_can_have_are_refused(tmp_path, change):
+    save_checkpoint(tmp_path / "checkpoint", replace(checkpoint(), origin=replace(ORIGIN, **change)))
+    with pytest.raises(InputError, match=f"origin.{next(iter(change))}"):
+        load_checkpoint(tmp_path / "checkpoint")
 
 
 def test_a_new_checkpoint_leaves_nothing_of_the_old_one(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from graft.errors import InputError, RunError
+from graft.experiments.experiment import MOST_THREADS
 from graft.experiments.state_checks import check_finite
 from graft.experiments.tensor_files import StoredFile, StoredTree, read_tree, write_tree
 from graft.files import explained, parse_json, printable, read_text, seal, sync_folder, unseal, write_bytes
@@ -21,7 +22,7 @@ from graft.tensors.trees import Tree, map_tree
 
 FORMAT = "graft-checkpoint-3"
 
-Count = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(0), Le(2**62)]  # which PyTorch can count up to
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -33,7 +34,7 @@ class Origin:
     models: str  # checksum of the architectures
     data: str  # checksum of the data of all clients
     device: str
-    threads: Annotated[int, Ge(1)]
+    threads: Annotated[int, Ge(1), Le(MOST_THREADS)]
     memory: Count  # bytes that clients are planned to fit into, which decides what is computed together
     code: str = ""  # checksum of the files of a method, models or data that are not Graft's own
 
