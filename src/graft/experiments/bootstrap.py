@@ -41,6 +41,9 @@ def sampled(metric: str, predictions: Predictions, counts: Counts) -> Floats:
         defined = ~np.isnan(by_class)
         total = np.where(defined, by_class, 0).sum(axis=0)
         return np.where(defined.any(axis=0), total / np.maximum(defined.sum(axis=0), 1), np.nan)
+    if metric == "accuracy":
+        right = predictions.probabilities.argmax(1) == predictions.classes
+        return np.asarray(counts @ right / counts.sum(axis=1), dtype=np.float64)
     values = np.empty(len(counts))
     with cheap_checks((metric,)):
         for sample, drawn in enumerate(counts):
