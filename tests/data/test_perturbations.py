@@ -362,8 +362,8 @@ def test_results_on_other_data_are_not_averaged():
 
 
 def test_studies_build_the_data_anew_for_another_perturbation():
-    from graft.experiments.experiment import Experiment, make_experiment
-    from graft.experiments.reproduce import DATA_FIELDS, cached_federation
+    from graft.experiments.experiment import DATA_FIELDS, Experiment, make_experiment
+    from graft.experiments.reproduce import cached_federation
 
     assert set(perturbations.FIELDS) < set(DATA_FIELDS)
     federations = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -15,7 +14,7 @@ from graft.cli.progress import round_progress
 from graft.cli.report import finish_run, show_results
 from graft.data import OWN_GRAPHS
 from graft.errors import InputError
-from graft.experiments.experiment import GROUPS, Experiment, check_names, draft_experiment, make_experiment
+from graft.experiments.experiment import Experiment, check_names, data_settings, draft_experiment, make_experiment
 from graft.experiments.experiment_files import read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.make_method import make_method
@@ -143,14 +142,6 @@ def judge_joining(
         write_verdicts(folder, verdicts, LOCAL)
     write_page(folder, federated.summary)
     show_verdicts(verdicts, federated.summary["method"], contribution)
-
-
-def data_settings(experiment: Experiment) -> str:
-    """Returns all settings that decide about the data of clients, as a text."""
-    names = [field.name for field in fields(experiment)]
-    groups = list(GROUPS)
-    start, end = names.index("dataset"), names.index(groups[groups.index("dataset") + 1])
-    return repr([getattr(experiment, name) for name in (*names[start:end], "seed")])
 
 
 def given_settings(values: dict[str, Any]) -> dict[str, Any]:

@@ -95,14 +95,11 @@ def disagreements(tables: Sequence[NodeTable], names: Sequence[str]) -> list[Pro
                 _client_problem(name, f"there is no such column, but {next(iter(kinds))} has it", remedy, column)
                 for name in lacking
             ]
-    for what, values in (("directed", [table.schema.directed for table in tables]),):
-        if len(set(values)) > 1:
-            name = names[values.index(not values[0])]
-            problems.append(
-                _client_problem(
-                    name, f"{what} is {values[names.index(name)]}, unlike at {names[0]}", "declare it in the schema"
-                )
-            )
+    directed = [table.schema.directed for table in tables]
+    if len(set(directed)) > 1:
+        other = directed.index(not directed[0])
+        what = f"directed is {directed[other]}, unlike at {names[0]}"
+        problems.append(_client_problem(names[other], what, "declare it in the schema"))
     weighted = [table.weights is not None for table in tables]
     if tables and tables[0].schema.directed and len(set(weighted)) > 1:
         name = names[weighted.index(False)]

@@ -186,6 +186,22 @@ class Experiment:
         return torch.device(device)
 
 
+def fields_of_group(group: str) -> tuple[str, ...]:
+    """Returns the names of the fields of a group."""
+    names, starts = [entry.name for entry in fields(Experiment)], [*GROUPS, None]
+    start = next(name for name in GROUPS if GROUPS[name] == group)
+    end = starts[starts.index(start) + 1]
+    return tuple(names[names.index(start) : None if end is None else names.index(end)])
+
+
+DATA_FIELDS = (*fields_of_group("Data"), "seed")  # what the data of clients depend on
+
+
+def data_settings(experiment: Experiment) -> str:
+    """Returns all settings that decide about the data of clients, as a text: runs that share them share their data."""
+    return repr([getattr(experiment, name) for name in DATA_FIELDS])
+
+
 class ExperimentSettings(TypedDict, total=False):
     """The keywords of `graft.run` beside the method, the dataset and the models: the other fields of `Experiment`."""
 

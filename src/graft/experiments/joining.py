@@ -46,7 +46,7 @@ def leave_out(
             f"The run without client {federation.client_name(client)} was stopped, so what clients give to the others "
             f"is not known; their verdicts are on record."
         )
-    return contribution(metric, client, test_scores(federated, metric), test_scores(result, metric))
+    return contribution(metric, client, scores_on_test_nodes(federated, metric), scores_on_test_nodes(result, metric))
 
 
 def models_of(experiment: Experiment, clients: Sequence[int]) -> str | list[str]:
@@ -72,7 +72,7 @@ def without(federation: FederationData, client: int) -> FederationData:
     )
 
 
-def test_scores(result: Result, metric: str) -> list[float | None]:
+def scores_on_test_nodes(result: Result, metric: str) -> list[float | None]:
     """Returns every client's test score at the best round."""
     rows = result.summary["per_client"]
     return [row["test"] if metric == "accuracy" else row["metrics"][metric]["test"] for row in rows]

@@ -25,11 +25,10 @@ import torch
 from graft.data import datasets
 from graft.data.federation import FederationData
 from graft.data.graphs import Graph
-from graft.data.perturbations import FIELDS as PERTURBATION
 from graft.engines.threads import cores
 from graft.errors import GraftError, InputError
 from graft.experiments.build import build_federation
-from graft.experiments.experiment import Experiment, make_experiment
+from graft.experiments.experiment import Experiment, data_settings, make_experiment
 from graft.experiments.given import Given
 from graft.experiments.make_method import make_method
 from graft.experiments.result import Result
@@ -42,11 +41,6 @@ from graft.registry import close_to
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
 NOT_COMPARED = ("device", "threads", "checkpoint_every")  # fields that say how a cell is computed, not what
-# What data depend on.
-DATA_FIELDS = (
-    *("dataset", "graphs", "clients", "partition", "split", "inductive", "features", "scaling", "seed"),
-    *PERTURBATION,
-)
 
 Report = Callable[[dict[str, Any]], None]  # called with every cell that is done: its path, accuracy or error, time
 
@@ -325,7 +319,7 @@ Federations = dict[str, FederationData | Exception]  # of the latest data, or wh
 def cached_federation(experiment: Experiment, federations: Federations) -> FederationData:
     """Returns the federation of an experiment, built once for all that share it; the error, where it cannot be
     built."""
-    key = repr([getattr(experiment, name) for name in DATA_FIELDS])
+    key = data_settings(experiment)
     if key not in federations:
         federations.clear()
         try:

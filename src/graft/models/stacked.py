@@ -20,6 +20,8 @@ from graft.models.sparse_steps import block_of, is_row_index, multiply, multiply
 from graft.tensors.autograd import apply_function
 from graft.tensors.sparse import BlockSparse
 
+LinearMap = Callable[[Tensor], Tensor]
+
 
 class StackedRecording:
     """One recording for several clients."""
@@ -72,26 +74,17 @@ class RowIndex:
         return sums.view(len(self.index), self.nodes, *values.shape[2:])
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: RowIndex, values: Tensor) -> Tensor:
-        ctx.rows = rows
-        return rows.gather(values)
+class _LinearMap(torch.autograd.Function):
+    """Applies a linear map, and its transpose to the gradient."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.rows.add_up(gradient)
-
-
-class _AddUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: RowIndex, values: Tensor) -> Tensor:
-        ctx.rows = rows
-        return rows.add_up(values)
+    def forward(ctx: Any, apply: LinearMap, transpose: LinearMap, values: Tensor) -> Tensor:
+        ctx.transpose = transpose
+        return apply(values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.rows.gather(gradient)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, ctx.transpose(gradient)
 
 
 class _ForAllClients(torch.autograd.Function):
@@ -142,11 +135,15 @@ def whole_dropout(values: Tensor, rate: float) -> Tensor:
 
 
 def gather_rows(values: Tensor, rows: RowIndex) -> Tensor:
-    return for_all(lambda constant, whole: apply_function(_Gather, constant, whole), rows, values)
+    return for_all(
+        lambda constant, whole: apply_function(_LinearMap, constant.gather, constant.add_up, whole), rows, values
+    )
 
 
 def add_rows(rows: RowIndex, values: Tensor) -> Tensor:
-    return for_all(lambda constant, whole: apply_function(_AddUp, constant, whole), rows, values)
+    return for_all(
+        lambda constant, whole: apply_function(_LinearMap, constant.add_up, constant.gather, whole), rows, values
+    )
 
 
 STACKED: dict[Any, Callable[..., Tensor]] = {

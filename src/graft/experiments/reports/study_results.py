@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from graft.experiments.reproduce import DATA_FIELDS, Plan
+from graft.experiments.experiment import DATA_FIELDS
+from graft.experiments.reproduce import Plan
 from graft.experiments.studies.study import Measure, Number
 from graft.federation.metric_names import METRICS
 
