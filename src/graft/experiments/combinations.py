@@ -11,7 +11,7 @@ from graft.experiments.make_method import name_of
 from graft.federation.method import Method
 from graft.federation.topologies import Topology
 from graft.methods import METHODS
-from graft.models import NATIVE, build_model, list_models, parse_model
+from graft.models import NATIVE, build_model, parse_model
 from graft.options import split_options
 
 
@@ -57,8 +57,7 @@ def check_data_settings(experiment: Experiment) -> None:
 
 def check_native_models(experiment: Experiment, method: Method) -> None:
     """Refuses widths, depths and heads that a model of Graft's own cannot have; those of others are built later."""
-    models = method.architecture or experiment.models
-    for name in list_models(models) if isinstance(models, str) else models:
+    for name in [method.architecture] if method.architecture else experiment.model_names:
         if name != GIVEN and parse_model(name)[0] in NATIVE:
             build_model(name, 1, 2, width=experiment.width, dropout=experiment.dropout, head=experiment.head)
 
@@ -75,8 +74,7 @@ def build_topology(experiment: Experiment, peers: int) -> Topology | None:
 
 def check_one_model(experiment: Experiment, method: Method) -> None:
     """Refuses several architectures where a method needs one."""
-    models = experiment.models
-    names = list(dict.fromkeys(list_models(models) if isinstance(models, str) else models))
+    names = list(dict.fromkeys(experiment.model_names))
     used = names[: experiment.clients]
     if method.one_model and not method.architecture and GIVEN not in names and len(used) > 1:
         raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {', '.join(used)}.")

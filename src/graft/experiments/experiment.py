@@ -163,6 +163,11 @@ class Experiment:
         return f"{method}+{PLUGS.label(self.plug)}" if self.plug else method
 
     @property
+    def model_names(self) -> list[str]:
+        """Returns the models by name; client k gets entry k modulo their number."""
+        return list_models(self.models) if isinstance(self.models, str) else self.models
+
+    @property
     def data_label(self) -> str:
         """Returns the name of the data, for people and paths."""
         return "-".join(parse_graphs(self.graphs)) if self.graphs else Path(self.dataset).stem
@@ -297,7 +302,7 @@ def own_graph_values(values: Mapping[str, Any], count: int) -> dict[str, Any]:
 def resolved(experiment: Experiment) -> Experiment:
     """Returns the experiment with data and every reference to a file of your own by absolute paths."""
     models = experiment.models
-    names = list_models(models) if isinstance(models, str) else models
+    names = experiment.model_names
     if any(map(parse_reference, names)):
         models = [absolute(MODELS, name) for name in names]
     dataset = experiment.dataset
@@ -320,8 +325,7 @@ def resolved(experiment: Experiment) -> Experiment:
 def own_files(experiment: Experiment) -> list[Path]:
     """Returns the files that the method, its plug, the models and the dataset of an experiment come from, if not from
     Graft."""
-    models = experiment.models
-    names = [experiment.method, experiment.plug, *(list_models(models) if isinstance(models, str) else models)]
+    names = [experiment.method, experiment.plug, *experiment.model_names]
     if experiment.dataset not in (GIVEN, ""):
         names.append(parse_dataset(experiment.dataset).name)
     references = filter(None, map(parse_reference, names))
@@ -344,8 +348,7 @@ def check_names(experiment: Experiment) -> None:
         parse_dataset(experiment.dataset)
     if experiment.partition != OWN_GRAPHS:
         check_partition(split_options(experiment.partition)[0])
-    models = experiment.models
-    for name in list_models(models) if isinstance(models, str) else models:
+    for name in experiment.model_names:
         if name != GIVEN:
             parse_model(name)
     if experiment.topology:

@@ -19,7 +19,6 @@ from graft.experiments.run import Progress, run_experiment
 from graft.experiments.verdicts import Verdict, contribution
 from graft.federation.metric_names import parse_metrics
 from graft.files import parse_json, read_text, seal, unseal, write_text
-from graft.models import list_models
 
 FILE = "verdicts.json"
 
@@ -51,7 +50,7 @@ def leave_out(
 
 def models_of(experiment: Experiment, clients: Sequence[int]) -> str | list[str]:
     """Returns the architectures of some clients, as an experiment names them."""
-    names = list_models(experiment.models) if isinstance(experiment.models, str) else experiment.models
+    names = experiment.model_names
     return [names[client % len(names)] for client in clients] if len(names) > 1 else experiment.models
 
 

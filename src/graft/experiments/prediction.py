@@ -33,7 +33,7 @@ from graft.experiments.prepared_data import PreparedData
 from graft.experiments.state_checks import check_state
 from graft.federation.fleet import Fleet
 from graft.federation.setup import Setup
-from graft.models import Model, list_models
+from graft.models import Model
 from graft.tensors.trees import Tree, map_tree, select_clients, strip_architectures
 
 Kind = Literal["own", "global"]
@@ -204,7 +204,7 @@ class ClientModel:
             self._baseline(),
             None if format is None else FORMATS[format],
         )
-        names = list_models(experiment.models) if isinstance(experiment.models, str) else experiment.models
+        names = experiment.model_names
         settings = {name: getattr(experiment, name) for name in ("width", "dropout", "head")}
         settings |= {"features": self.preparation.features, "classes": self.preparation.classes}
         export = Export(about, self.weights, names[self._position % len(names)], settings)
