@@ -57,7 +57,7 @@ def main() -> None:
     print(whole)
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        stopped = graft.run(method, "digits", settings={"trim": 0.3}, out=run, progress=interrupt, **setting)
+        stopped = graft.run(method, "digits", settings={"trim": 0.3}, out=run, callbacks=[interrupt], **setting)
         resumed = graft.resume(run)
     same = resumed.accuracy == whole.accuracy and len(resumed.rounds) == len(whole.rounds)
     print(f"stopped after round {stopped.rounds[-1]['round']} and resumed: {'the same' if same else 'another'} result")

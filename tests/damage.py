@@ -82,7 +82,7 @@ class Runs:
                 raise RuntimeError("stopped")
 
         try:
-            graft.run(METHOD, out=place, seed=seed, progress=stop, **SETTINGS)
+            graft.run(METHOD, out=place, seed=seed, callbacks=[stop], **SETTINGS)
         except RuntimeError:
             return
         raise AssertionError("the run was not stopped")

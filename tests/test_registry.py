@@ -299,7 +299,7 @@ def test_a_run_of_a_file_is_resumed_from_another_folder(folder, monkeypatch):
     settings = {**TINY, "models": "own.py:Net", "dataset": "own.py:load_ring:nodes=48"}
     unbroken = graft.run("own.py:FedSoft", **settings)
     with pytest.raises(RuntimeError, match="stop"):
-        graft.run("own.py:FedSoft", out="run", checkpoint_every=1, progress=crash, **settings)
+        graft.run("own.py:FedSoft", out="run", checkpoint_every=1, callbacks=[crash], **settings)
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     (folder / "own.py").write_text(OWN.replace("self.softness / 10", "self.softness / 5"))
@@ -319,7 +319,7 @@ def test_a_method_object_of_a_file_can_be_resumed_by_its_name(folder):
 
     method = METHODS["own.py:FedSoft"](softness=3.0)
     with pytest.raises(RuntimeError, match="stop"):
-        graft.run(method, out="run", checkpoint_every=1, progress=crash, **TINY)
+        graft.run(method, out="run", checkpoint_every=1, callbacks=[crash], **TINY)
     assert f'method = "{folder}/own.py:FedSoft"' in (folder / "run" / "experiment.toml").read_text()
     resumed = graft.resume("run")
     assert same(resumed.server, graft.run(method, **TINY).server)
@@ -334,7 +334,7 @@ def test_a_method_that_no_name_leads_to_must_be_given_again():
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        graft.run(Local(), out="run", checkpoint_every=1, progress=crash, **TINY)
+        graft.run(Local(), out="run", checkpoint_every=1, callbacks=[crash], **TINY)
     with pytest.raises(InputError, match=r"given its method in Python: resume it there"):
         graft.resume("run")
     assert same(graft.resume("run", method=Local()).server, graft.run("fedavg", **TINY).server)
@@ -361,7 +361,7 @@ def test_a_plug_of_a_file_is_added_to_a_method_and_resumed(folder):
     assert not same(half.server.model, plain.server.model)
     method = make_method("fedavg", {"share": 0.5}, "halving.py:Halving")
     with pytest.raises(RuntimeError, match="stop"):
-        graft.run(method, out="run", checkpoint_every=1, progress=crash, **TINY)
+        graft.run(method, out="run", checkpoint_every=1, callbacks=[crash], **TINY)
     assert same(graft.resume("run").server, half.server)
 
 

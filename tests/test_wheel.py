@@ -60,7 +60,7 @@ def stop(record):
     if record["round"] == 2:
         raise KeyboardInterrupt
 
-graft.run("soft.py:FedSoft", {dataset!r}, clients=3, rounds=4, checkpoint_every=1, out="stopped", progress=stop)
+graft.run("soft.py:FedSoft", {dataset!r}, clients=3, rounds=4, checkpoint_every=1, out="stopped", callbacks=[stop])
 """
 DATASET = "synthetic:nodes=90,degree=6,classes=3,features=8"
 

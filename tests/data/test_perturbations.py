@@ -332,7 +332,7 @@ def test_a_run_on_other_data_is_not_gone_on_with(tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        graft.run("fedavg", out=tmp_path / "run", edge_noise=0.2, checkpoint_every=1, progress=stop, **SMALL)
+        graft.run("fedavg", out=tmp_path / "run", edge_noise=0.2, checkpoint_every=1, callbacks=[stop], **SMALL)
     file = tmp_path / "run" / "experiment.toml"
     text = file.read_text()
     assert "edge_noise = 0.2" in text

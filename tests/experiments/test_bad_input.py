@@ -201,7 +201,7 @@ def test_a_damaged_or_missing_checkpoint_is_refused(elsewhere):
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        graft.run("fedavg", out="run", progress=crash, **settings)
+        graft.run("fedavg", out="run", callbacks=[crash], **settings)
     checkpoint = elsewhere / "run" / "checkpoint"
     tensors = next(checkpoint.glob("state*.safetensors"))
     good = tensors.read_bytes()

@@ -113,7 +113,7 @@ def stop_at(place, number, method="fedavg", **changes):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        graft.run(method, out=place, progress=stop, **SETTINGS | changes)
+        graft.run(method, out=place, callbacks=[stop], **SETTINGS | changes)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedgta", "fedproto", "centralised", "dfed_sst"])
@@ -144,7 +144,7 @@ def test_a_failed_run_keeps_models_that_are_better_than_those_of_its_checkpoint(
     assert (checkpoint.round, checkpoint.best["own"].round) == (4, before)
     # Resumed, and stopped again before the better round, the models of the checkpoint are the best ones.
     with pytest.raises(ZeroDivisionError):
-        graft.resume(tmp_path / "run", progress=lambda record: 1 / (record["round"] - 5))
+        graft.resume(tmp_path / "run", callbacks=[lambda record: 1 / (record["round"] - 5)])
     assert graft.load_result(tmp_path / "run").client(0).round == 1 + int(np.argmax(scores[:5]))
     assert essence(graft.resume(tmp_path / "run")) == essence(unbroken)
 
@@ -170,7 +170,7 @@ def test_ctrl_c_keeps_the_best_models(tmp_path):
         if record["round"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    result = graft.run("fedavg", out=tmp_path / "run", progress=interrupt, **SETTINGS | {"rounds": 50})
+    result = graft.run("fedavg", out=tmp_path / "run", callbacks=[interrupt], **SETTINGS | {"rounds": 50})
     assert not result.finished
     opened = graft.load_result(tmp_path / "run")
     assert opened.client(2).round == result.client(2).round == opened.best_round <= 3
@@ -195,7 +195,7 @@ def test_a_lost_worker_leaves_the_best_models(tmp_path, monkeypatch):
             engines[0]._workers[1].join()
 
     with pytest.raises(graft.RunError, match="its process has ended"):
-        graft.run("fedavg", out=tmp_path / "run", engine="loopback", progress=kill, **SETTINGS | {"rounds": 5})
+        graft.run("fedavg", out=tmp_path / "run", engine="loopback", callbacks=[kill], **SETTINGS | {"rounds": 5})
     assert graft.load_result(tmp_path / "run").client(1).round in (1, 2)
 
 
@@ -299,8 +299,8 @@ def test_models_are_copies_that_later_rounds_do_not_change():
     engine = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InProcess, "__init__", remember)
-        result = graft.run("local", progress=note, **SETTINGS | {"rounds": 4, "evaluate_every": 4})
-        first = graft.run("local", progress=note, **SETTINGS | {"rounds": 4, "learning_rate": 1e-12})
+        result = graft.run("local", callbacks=[note], **SETTINGS | {"rounds": 4, "evaluate_every": 4})
+        first = graft.run("local", callbacks=[note], **SETTINGS | {"rounds": 4, "learning_rate": 1e-12})
     assert first.client(0).round == 1
     assert torch.equal(first.client(0).weights.head.weight, kept[0])
     assert result.client(0).round == 4

@@ -63,6 +63,6 @@ def test_a_resumed_run_that_is_killed_is_resumed_again(tmp_path):
     assert run_and_kill(tmp_path / "run", settings, die_at=70)
     before = RunDirectory(tmp_path / "run").load().round
     with pytest.raises(ZeroDivisionError):
-        graft.resume(tmp_path / "run", progress=lambda record: 1 / (record["round"] - before - 1))
+        graft.resume(tmp_path / "run", callbacks=[lambda record: 1 / (record["round"] - before - 1)])
     assert RunDirectory(tmp_path / "run").load().round == before + 1
     assert essence(graft.resume(tmp_path / "run")) == essence(graft.run("fedprox", **settings))

@@ -36,7 +36,7 @@ def stop_after(number):
 
 def half_run(place, method="fedprox", number=3, **changes):
     with pytest.raises(ZeroDivisionError):
-        graft.run(method, out=place, progress=stop_after(number), **SETTINGS | changes)
+        graft.run(method, out=place, callbacks=[stop_after(number)], **SETTINGS | changes)
     return place
 
 
@@ -205,7 +205,7 @@ def test_a_run_that_goes_on_cannot_be_resumed_or_overwritten_meanwhile(tmp_path)
                 call()
             refusals.append(caught)
 
-    result = graft.run("fedprox", out=place, progress=meddle, **SETTINGS)
+    result = graft.run("fedprox", out=place, callbacks=[meddle], **SETTINGS)
     assert len(refusals) == 10
     assert essence(result) == essence(graft.run("fedprox", **SETTINGS))
     assert graft.run("fedavg", out=place, overwrite=True, **SETTINGS).finished  # the lock went with the run
@@ -249,7 +249,7 @@ def test_a_full_disk_ends_a_run_with_a_sentence_and_it_can_be_resumed(tmp_path, 
 
 def test_a_directory_that_is_deleted_meanwhile_ends_a_run_with_a_sentence(tmp_path):
     with pytest.raises(RunError, match=r"cannot be written.*: No such file or directory\."):
-        graft.run("fedprox", out=tmp_path / "run", progress=lambda _: shutil.rmtree(tmp_path / "run"), **SETTINGS)
+        graft.run("fedprox", out=tmp_path / "run", callbacks=[lambda _: shutil.rmtree(tmp_path / "run")], **SETTINGS)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])

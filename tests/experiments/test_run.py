@@ -40,6 +40,9 @@ RESULT = {
     "threads": int,
     "warnings": list,
     "checksum": str,
+    "experiment": dict,
+    "hashes": dict,
+    "versions": dict,
 }
 
 
@@ -99,7 +102,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(small, tmp_p
         if record["round"] == 4:
             os.kill(os.getpid(), signal.SIGINT)
 
-    half = graft.run("fedprox", out=tmp_path / "half", progress=interrupt, **settings)
+    half = graft.run("fedprox", out=tmp_path / "half", callbacks=[interrupt], **settings)
     assert not half.finished
     assert half.rounds[-1]["round"] == 5  # the round that was under way is finished first
     assert not (tmp_path / "half" / "result.json").exists()
@@ -124,7 +127,7 @@ def test_a_checkpoint_in_several_files_is_resumed_equal(small, tmp_path, monkeyp
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        graft.run("fedavg", out=tmp_path / "run", progress=crash, **settings)
+        graft.run("fedavg", out=tmp_path / "run", callbacks=[crash], **settings)
     assert len(list((tmp_path / "run" / "checkpoint").glob("state*.safetensors"))) > 3
     assert same(graft.resume(tmp_path / "run").server, unbroken.server)
 
@@ -139,7 +142,7 @@ def test_resume_drops_rounds_that_came_after_the_checkpoint(small, tmp_path):
             raise RuntimeError("the power went out")
 
     with pytest.raises(RuntimeError, match="power"):
-        graft.run("fedavg", out=place, progress=crash, **settings)
+        graft.run("fedavg", out=place, callbacks=[crash], **settings)
     assert RunDirectory(place).load().round == 3
     assert len(RunDirectory(place).read_rounds()) == 5
     resumed = graft.resume(place)
@@ -228,7 +231,7 @@ def test_every_input_of_the_python_interface_may_be_an_object(tmp_path):
 def test_a_run_given_objects_can_be_resumed_with_them(tmp_path):
     graph = datasets.load("synthetic:nodes=90,degree=6,classes=3,features=8")
     stop = lambda record: os.kill(os.getpid(), signal.SIGINT) if record["round"] == 2 else None  # noqa: E731
-    graft.run("fedavg", graph, out=tmp_path / "run", clients=3, rounds=5, progress=stop)
+    graft.run("fedavg", graph, out=tmp_path / "run", clients=3, rounds=5, callbacks=[stop])
     other = datasets.load("synthetic:nodes=90,degree=6,classes=3,features=8,seed=1")
     with pytest.raises(InputError, match="not what this run began with"):
         graft.resume(tmp_path / "run", dataset=other)
@@ -296,7 +299,7 @@ def test_a_run_in_separate_processes_can_be_stopped_and_resumed_too(small, tmp_p
         if record["round"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    assert not graft.run("fedavg", out=tmp_path / "half", progress=interrupt, **settings).finished
+    assert not graft.run("fedavg", out=tmp_path / "half", callbacks=[interrupt], **settings).finished
     resumed = graft.resume(tmp_path / "half")
     assert same(resumed.server, unbroken.server)
     assert all(same(resumed.clients[client], unbroken.clients[client]) for client in unbroken.clients)
@@ -311,7 +314,7 @@ def test_clients_too_small_to_be_scored_leave_no_accuracy_instead_of_a_crash(sma
 
 def test_a_run_stopped_before_its_first_evaluation_has_no_accuracy_yet(small, tmp_path):
     stop = lambda record: os.kill(os.getpid(), signal.SIGINT) if record["round"] == 1 else None  # noqa: E731
-    result = graft.run("fedavg", out=tmp_path / "run", evaluate_every=5, progress=stop, **small)
+    result = graft.run("fedavg", out=tmp_path / "run", evaluate_every=5, callbacks=[stop], **small)
     assert not result.finished
     assert result.accuracy["test"] is None
     assert graft.resume(tmp_path / "run").accuracy["test"] is not None

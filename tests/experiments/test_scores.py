@@ -179,7 +179,7 @@ def test_resumed_metrics_equal_unbroken_ones(rare, measured, tmp_path):
 
     settings = RARE | {"metric": "auprc,log_loss,auroc", "checkpoint_every": 1}
     with pytest.raises(ZeroDivisionError):
-        graft.run("fedavg", rare, out=tmp_path / "half", progress=stop, **settings)
+        graft.run("fedavg", rare, out=tmp_path / "half", callbacks=[stop], **settings)
     resumed = graft.resume(tmp_path / "half", dataset=rare)
     assert essence(resumed) == essence(measured[0])
     for name in ("best_round", "metric", "metrics", "per_client"):

@@ -517,7 +517,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(method, tmp_
         if record["round"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    half = graft.run(method, out=tmp_path / "half", progress=interrupt, **settings)
+    half = graft.run(method, out=tmp_path / "half", callbacks=[interrupt], **settings)
     assert not half.finished
     resumed = graft.resume(tmp_path / "half", method=method)
     assert all(same(resumed.clients[client], unbroken.clients[client]) for client in unbroken.clients)

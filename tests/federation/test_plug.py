@@ -232,7 +232,7 @@ def test_the_plug_is_on_record_and_a_run_goes_on_with_it(tmp_path):
     common = {**SMALL, "settings": settings, "method": "fedprox", "plug": "fedtad", "rounds": 4, "checkpoint_every": 1}
     whole = graft.run(**common)
     with pytest.raises(ZeroDivisionError):
-        graft.run(**common, out=tmp_path / "run", progress=lambda record: 1 / (3 - record["round"]))
+        graft.run(**common, out=tmp_path / "run", callbacks=[lambda record: 1 / (3 - record["round"])])
     kept = (tmp_path / "run" / "experiment.toml").read_text()
     assert 'method = "fedprox"\nplug = "fedtad"\n' in kept
     assert "mu = 0.5" in kept

@@ -108,7 +108,7 @@ def run_all(
     for experiment, folder in zip(experiments, folders, strict=True):
         with round_progress(experiment.rounds, experiment.label) as tell:
             given = Given(federation=data[data_settings(experiment)])
-            results.append(run_experiment(experiment, folder, overwrite=overwrite, progress=tell, given=given))
+            results.append(run_experiment(experiment, folder, overwrite=overwrite, callbacks=[tell], given=given))
         finish_run(folder, results[-1])
     show_results([result.summary for result in results], root)
     alone = next((result for result in results[1:] if result.summary["method"] == LOCAL), None)
@@ -137,7 +137,7 @@ def judge_joining(
     if contribution and len(verdicts) > 1:
         for client, verdict in enumerate(verdicts):
             with round_progress(experiment.rounds, f"without {verdict.client}") as tell:
-                gain = leave_out(client, federated, federation, experiment, tell)
+                gain = leave_out(client, federated, federation, experiment, [tell])
             verdicts[client] = verdict.with_contribution(gain)
         write_verdicts(folder, verdicts, LOCAL)
     write_page(folder, federated.summary)
@@ -169,5 +169,5 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
     from graft.experiments import run as runs
 
     with round_progress(rounds, directory.name) as tell:
-        result = runs.resume(directory, progress=tell)
+        result = runs.resume(directory, callbacks=[tell])
     show_results([finish_run(directory, result)], directory)

@@ -20,6 +20,14 @@ def content_hash(membership: Ints) -> str:
     return hashlib.sha256(np.ascontiguousarray(membership, "<i8").tobytes()).hexdigest()
 
 
+def graph_hash(graph: Graph) -> str:
+    """Returns the SHA-256 of the edges and labels of a graph."""
+    digest = hashlib.sha256(f"{graph.x.shape} {graph.classes}".encode())
+    for values in (graph.edges, graph.y):
+        digest.update(np.ascontiguousarray(values, "<i8").data)
+    return digest.hexdigest()
+
+
 def data_hash(graphs: Iterable[Graph], membership: Ints) -> str:
     """Returns the SHA-256 of all that graphs hold, and of who holds which node: features, edges, labels, masks, and the
     weights of edges where there are any."""

@@ -53,6 +53,12 @@ class FederationData:
         return str(self.card.get("perturbation", self.card)["hash"])
 
     @cached_property
+    def graph_hash(self) -> str:
+        """Returns the SHA-256 of the edges and labels of all nodes, which runs share whatever their seed is: features
+        may be scaled by a split, and labels and edges are those before a perturbation."""
+        return cards.graph_hash((self.clean or self).graph)
+
+    @cached_property
     def data_hash(self) -> str:
         """Returns the hash of everything that models are trained and scored on; a second or two for a gigabyte."""
         whole = [self.graph] if self.clean is None else [self.graph, self.clean.graph]

@@ -12,10 +12,11 @@ import numpy as np
 from graft.data.federation import FederationData
 from graft.data.graphs import subgraph
 from graft.errors import InputError, RunError
+from graft.experiments.callbacks import Callbacks
 from graft.experiments.experiment import Experiment
 from graft.experiments.given import Given
 from graft.experiments.result import Result
-from graft.experiments.run import Progress, run_experiment
+from graft.experiments.run import run_experiment
 from graft.experiments.verdicts import Verdict, contribution
 from graft.federation.metric_names import parse_metrics
 from graft.files import parse_json, read_text, seal, unseal, write_text
@@ -28,7 +29,7 @@ def leave_out(
     federated: Result,
     federation: FederationData,
     experiment: Experiment,
-    progress: Progress | None = None,
+    callbacks: Callbacks = (),
     given: Given | None = None,
 ) -> float | None:
     """Returns what a client gives to the others: the federation is trained once more without it.
@@ -39,7 +40,7 @@ def leave_out(
     rest = [other for other in range(len(federation.clients)) if other != client]
     smaller = replace(experiment, clients=len(rest), models=models_of(experiment, rest), perturbed_clients="all")
     others = replace(given or Given(), federation=without(federation, client))
-    result = run_experiment(smaller, progress=progress, given=others)
+    result = run_experiment(smaller, callbacks=callbacks, given=others)
     if not result.finished:
         raise RunError(
             f"The run without client {federation.client_name(client)} was stopped, so what clients give to the others "

@@ -134,6 +134,9 @@ class ResultRecord(Record):
     device: str
     threads: Count
     warnings: list[str] = []
+    experiment: dict[str, Any] = {}  # every field, resolved
+    hashes: dict[str, str] = {}
+    versions: dict[str, str] = {}
 
 
 def check_record(kind: type[Record], content: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ from graft.errors import GraftError, InputError
 from graft.experiments.build import build_federation
 from graft.experiments.experiment import Experiment, data_settings, make_experiment
 from graft.experiments.given import Given
+from graft.experiments.identity import comparable
 from graft.experiments.make_method import make_method
 from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
@@ -40,7 +41,6 @@ from graft.methods import METHODS
 from graft.registry import close_to
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
-NOT_COMPARED = ("device", "threads", "checkpoint_every")  # fields that say how a cell is computed, not what
 
 Report = Callable[[dict[str, Any]], None]  # called with every cell that is done: its path, accuracy or error, time
 
@@ -185,11 +185,6 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=_-]+", "_", text)
 
 
-def comparable(experiment: Mapping[str, Any]) -> Any:
-    """Returns the fields of an experiment that decide its result, as JSON would give them back."""
-    return json.loads(json.dumps({key: value for key, value in experiment.items() if key not in NOT_COMPARED}))
-
-
 def with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a stored experiment with the defaults of fields that were added since."""
     method = METHODS[experiment["method"]]
@@ -291,7 +286,7 @@ def run_cells(orders: Sequence[dict[str, Any]], report: Report, stop: Callable[[
             federation = cached_federation(experiment, federations)
             if experiment.torch_device().type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            result = run_experiment(experiment, progress=check, given=Given(federation=federation))
+            result = run_experiment(experiment, callbacks=[check], given=Given(federation=federation))
             if not result.finished:
                 raise KeyboardInterrupt
             stored |= {"partition": federation.hash, "summary": result.summary, "curve": accuracy_curve(result)}

@@ -27,12 +27,14 @@ from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
 from graft.experiments.best_models import GLOBAL, OWN, BestModels, RoundModels, last_models
 from graft.experiments.build import build_federation, build_setup
+from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks
 from graft.experiments.checkpoints import Checkpoint, Origin
 from graft.experiments.combinations import check_combination
 from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment, own_files
 from graft.experiments.experiment_files import experiment_text, read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.given import Given, describe
+from graft.experiments.identity import identify
 from graft.experiments.prediction import RunModels
 from graft.experiments.prepared_data import describe_data, save_prepared
 from graft.experiments.recorder import Recorder
@@ -57,8 +59,6 @@ from graft.tensors.trees import strip_architectures
 
 ENGINES: dict[str, Callable[[Setup], Engine]] = {"in_process": InProcess, "loopback": Loopback}
 
-Progress = Callable[[dict[str, Any]], None]
-
 
 def run(
     method: str | Method = "fedgkc",
@@ -67,15 +67,16 @@ def run(
     models: str | nn.Module | Model | Sequence[str | nn.Module | Model] | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    callbacks: Callbacks = (),
     **settings: Unpack[ExperimentSettings],
 ) -> Result:
     """Runs one experiment, described by the fields of `Experiment`; without `out` nothing is written.
 
     A dataset may be a name, a path or a PyG `Data`; a model a name or any `nn.Module`; a method a name or a `Method`.
+    A callback is a `Callback`, or a function that is called with the record of every round.
     """
     experiment, given = describe(method, dataset, models, settings)
-    return run_experiment(experiment, out, overwrite=overwrite, progress=progress, given=given)
+    return run_experiment(experiment, out, overwrite=overwrite, callbacks=callbacks, given=given)
 
 
 def resume(
@@ -84,7 +85,7 @@ def resume(
     method: Method | None = None,
     dataset: Any = None,
     models: Any = None,
-    progress: Progress | None = None,
+    callbacks: Callbacks = (),
 ) -> Result:
     """Go on with a run from its last checkpoint; what was given as an object must be given again."""
     directory = RunDirectory(Path(out))
@@ -98,7 +99,7 @@ def resume(
         checkpoint = directory.load()
         if checkpoint is not None and checkpoint.finished and directory.has_result():
             raise InputError(f"{out} is a finished run of {checkpoint.round} rounds: there is nothing to resume.")
-        return _start(experiment, directory, progress, given, checkpoint)
+        return _start(experiment, directory, AllCallbacks(callbacks), given, checkpoint)
 
 
 def run_experiment(
@@ -106,17 +107,17 @@ def run_experiment(
     out: str | Path | None = None,
     *,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    callbacks: Callbacks = (),
     given: Given | None = None,
 ) -> Result:
     directory = None if out is None else RunDirectory(Path(out))
-    return _start(experiment, directory, progress, given or Given(), None, overwrite)
+    return _start(experiment, directory, AllCallbacks(callbacks), given or Given(), None, overwrite)
 
 
 def _start(
     experiment: Experiment,
     directory: RunDirectory | None,
-    progress: Progress | None,
+    callbacks: Callback,
     given: Given,
     checkpoint: Checkpoint | None,
     overwrite: bool | None = None,
@@ -124,6 +125,7 @@ def _start(
     """Runs an experiment; where nothing is said about `overwrite`, the directory is a run's to resume, and locked."""
     begun, usage = time.perf_counter(), read_cpu_usage()
     with enough_memory(), ExitStack() as stack:
+        stack.callback(callbacks.close)
         method = given.method_of(experiment)
         experiment = replace(experiment, settings=asdict(method), models=method.architecture or experiment.models)
         check_combination(experiment, method)
@@ -131,7 +133,10 @@ def _start(
             check_free(directory.path, overwrite)
         if checkpoint is not None:
             checkpoint.origin.check_experiment(experiment_text(experiment))  # before data of absurd sizes is made
+        if given.federation is None:
+            callbacks.on_phase("reading data")
         federation = given.federation or build_federation(experiment, given.dataset)
+        callbacks.on_phase("setting up")
         setup = build_setup(experiment, method, federation, given.models)
         if checkpoint is None:
             threads = choose_threads(experiment.threads, usage if setup.device.type == "cpu" else None)
@@ -156,7 +161,7 @@ def _start(
         stack.enter_context(products_in(experiment.precision))
         stack.enter_context(use_threads(threads))
         session = stack.enter_context(closing(Session(setup, ENGINES[experiment.engine](setup))))
-        return Run(experiment, federation, session, recorder, progress).run_rounds(begun, checkpoint)
+        return Run(experiment, federation, session, recorder, callbacks).run_rounds(begun, checkpoint)
 
 
 def origin_of(experiment: Experiment, setup: Setup, federation: FederationData, threads: int) -> Origin:
@@ -195,10 +200,10 @@ class Run:
         federation: FederationData,
         session: Session,
         recorder: Recorder | None,
-        progress: Progress | None,
+        callbacks: Callback,
     ) -> None:
         self.experiment, self.federation, self.session = experiment, federation, session
-        self.recorder, self.progress = recorder, progress
+        self.recorder, self.callbacks = recorder, callbacks
         if experiment.score == "global" and session.setup.method.shared(session.server) is None:
             raise InputError(f"score is global, but method '{session.setup.name}' has no global model.")
         self.scores = Scores(*session.count_nodes(), experiment.score, session.setup.metrics, session.setup.names)
@@ -212,6 +217,8 @@ class Run:
         elif self.recorder is not None:
             self.recorder.save(0, self.session.state(), self.best.kept)
         setup_seconds = time.perf_counter() - begun
+        self.callbacks.on_phase("training")
+        self.callbacks.on_start(self.experiment)
         with stop_politely() as asked_to_stop, self.keeping_the_best():
             while not self.finished and self.next_round(asked_to_stop):
                 pass
@@ -229,6 +236,7 @@ class Run:
         )
         if self.recorder is not None and self.finished:
             self.recorder.finish(result.summary)
+        self.callbacks.on_end(result)
         return result
 
     def models(self, summary: dict[str, Any], state: SessionState) -> RunModels:
@@ -261,8 +269,8 @@ class Run:
             self.best.see(self.session, record, self.best_rounds)
         if self.recorder is not None and (due or self.finished or stopping):
             self.recorder.save(number, self.session.state(), self.best.kept, finished=self.finished)
-        if self.progress is not None:
-            self.progress(record)
+            self.callbacks.on_checkpoint(number, self.recorder.directory.path)
+        self.callbacks.on_round(record)
         return not (self.finished or stopping)
 
     @contextmanager
@@ -323,6 +331,7 @@ class Run:
             "peak_memory_bytes": peak_memory(setup.device),
             "device": setup.device.type,
             "threads": torch.get_num_threads(),
+            **identify(self.experiment, setup, self.federation),
         }
 
     def warnings(self, models: RunModels, rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -12,11 +12,11 @@ from statistics import mean, stdev
 from typing import Any
 
 from graft import __version__
+from graft.experiments.identity import NOT_COMPARED
 from graft.experiments.make_method import make_method
 from graft.experiments.reports.report import STYLE, html_table
 from graft.experiments.reports.study_figures import study_figure
 from graft.experiments.reports.study_results import MEASURES, Entry, StudyResults
-from graft.experiments.reproduce import NOT_COMPARED
 from graft.experiments.studies.study import Measure
 from graft.files import write_text
 
