@@ -1,23 +1,31 @@
 # `make demo` and `make test` are all a newcomer needs; both set up .venv first, the tests with what they need besides.
+# Everything that pip installs, also for building, has the version of constraints.txt.
 
 PYTHON ?= python3
+# An index of PyTorch's own, where PyPI's wheel is not the one: https://download.pytorch.org/whl/cpu is without CUDA.
+TORCH_INDEX ?=
+# Processes that run tests, by default one a core, eight at most: each has a PyTorch of its own in memory.
+WORKERS ?= auto
+
 BIN := .venv/bin
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Toy federations are too small for threads: with several processes on few cores they only wait for each other.
+PYTEST := OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 # Scikit-learn's digits, shared out at random; a client has a label for one image in twenty.
 DEMO := --dataset digits --clients 5 --partition random --split 5/20/75 --rounds 50
 
-.PHONY: setup demo test test-all lint bench bench-gpu clean
+.PHONY: setup demo test test-all lint docs wheel bench bench-gpu clean
 
 setup: .venv/ready-to-test
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Graft needs Python 3.11 or newer.")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(PIP) --editable .
 	touch .venv/ready
 
 .venv/ready-to-test: .venv/ready
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	touch .venv/ready-to-test
 
 demo: .venv/ready
@@ -27,16 +35,22 @@ demo: .venv/ready
 	$(BIN)/graft run --method fedgkc --against local --models architectures $(DEMO) --out runs/demo-five-models --overwrite
 
 test: setup lint
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-all: setup lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+wheel: setup
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 bench: setup
 	$(BIN)/python benchmarks/table.py --device cpu
