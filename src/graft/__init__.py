@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from graft.engines.in_process import InProcess
     from graft.errors import DataWarning, GraftError, InputError, MemoryWarning, RunError
     from graft.experiments.build import build_federation, build_setup
+    from graft.experiments.callbacks import Callback, RunStart
     from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
     from graft.experiments.load_result import load_result
     from graft.experiments.prediction import ClientModel
@@ -79,6 +80,7 @@ _MODULES = {
     "engines.in_process": ("InProcess",),
     "errors": ("DataWarning", "GraftError", "InputError", "MemoryWarning", "RunError"),
     "experiments.build": ("build_federation", "build_setup"),
+    "experiments.callbacks": ("Callback", "RunStart"),
     "experiments.experiment": ("Experiment", "ExperimentSettings", "make_experiment"),
     "experiments.load_result": ("load_result",),
     "experiments.prediction": ("ClientModel",),
@@ -125,6 +127,7 @@ __all__ = [
     "NODES",
     "PLUGS",
     "VOTE",
+    "Callback",
     "ClientModel",
     "Clients",
     "DataWarning",
@@ -152,6 +155,7 @@ __all__ = [
     "Result",
     "Reveals",
     "RunError",
+    "RunStart",
     "Server",
     "Session",
     "Stream",

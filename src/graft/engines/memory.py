@@ -8,6 +8,8 @@ to a file where it would not fit either. The numbers are estimates: docs/perform
 from __future__ import annotations
 
 import os
+import resource
+import sys
 import tempfile
 from collections.abc import Sequence
 from math import prod
@@ -127,3 +129,11 @@ def mapped_zeros(shape: Sequence[int], kind: torch.dtype) -> Tensor:
             f"The clients' state does not fit into memory, nor into {tempfile.gettempdir()} ({error.strerror}): set "
             "TMPDIR to a larger disk, or raise --memory."
         ) from error
+
+
+def peak_memory(device: torch.device) -> int:
+    """Returns the most memory this process has held: on a GPU there, else in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,23 @@ if TYPE_CHECKING:
 Record = dict[str, Any]  # of a round, as a line of rounds.jsonl
 
 
+@dataclass(frozen=True)
+class RunStart:
+    """A run whose first round is about to begin, or the first after a resume."""
+
+    experiment: Experiment  # every field resolved
+    clients: Sequence[str | int]  # names, or numbers where they have none
+    directory: Path | None  # where the record is; None where nothing is written
+    records: Sequence[Record]  # of the rounds before, where the run is resumed
+
+
 class Callback:
     """Hears of a run; override what you need. An exception in it ends the run, whose record stays good."""
 
     def on_phase(self, phase: str) -> None:
         """A part of the run begins that has a name: reading data, setting up, training, ..."""
 
-    def on_start(self, experiment: Experiment) -> None:
+    def on_start(self, start: RunStart) -> None:
         """The first round is about to begin, or the first after a resume; everything is resolved."""
 
     def on_round(self, record: Record) -> None:
@@ -58,9 +69,9 @@ class AllCallbacks(Callback):
         for callback in self.callbacks:
             callback.on_phase(phase)
 
-    def on_start(self, experiment: Experiment) -> None:
+    def on_start(self, start: RunStart) -> None:
         for callback in self.callbacks:
-            callback.on_start(experiment)
+            callback.on_start(start)
 
     def on_round(self, record: Record) -> None:
         for callback in self.callbacks:

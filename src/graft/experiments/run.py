@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +20,12 @@ from graft.data.federation import FederationData
 from graft.engines.capture import capture_stream
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
-from graft.engines.memory import budget
+from graft.engines.memory import budget, peak_memory
 from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
 from graft.experiments.best_models import GLOBAL, OWN, BestModels, RoundModels, last_models
 from graft.experiments.build import build_federation, build_setup
-from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks
+from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks, RunStart
 from graft.experiments.checkpoints import Checkpoint, Origin
 from graft.experiments.combinations import check_combination
 from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment, own_files
@@ -209,6 +207,8 @@ class Run:
         self.scores = Scores(*session.count_nodes(), experiment.score, session.setup.metrics, session.setup.names)
         self.best = BestModels()
         self.finished = False  # whether there are no more rounds to run
+        self.first_phases = list(first_phases(session.setup))  # of the rounds to come that are not just training
+        self.phase = ""
 
     def run_rounds(self, begun: float, checkpoint: Checkpoint | None) -> Result:
         """Runs the rounds that are left, and returns what all of them found out."""
@@ -217,14 +217,14 @@ class Run:
         elif self.recorder is not None:
             self.recorder.save(0, self.session.state(), self.best.kept)
         setup_seconds = time.perf_counter() - begun
-        self.callbacks.on_phase("training")
-        self.callbacks.on_start(self.experiment)
+        self.callbacks.on_start(self.start())
         with stop_politely() as asked_to_stop, self.keeping_the_best():
             while not self.finished and self.next_round(asked_to_stop):
                 pass
         state = self.session.state()
         summary = self.summary(setup_seconds, time.perf_counter() - begun)
         models = self.models(summary, state)
+        self.callbacks.on_phase("checking predictions")
         summary["warnings"] = self.warnings(models, summary["per_client"])
         result = Result(
             summary=summary,
@@ -235,9 +235,23 @@ class Run:
             models=models,
         )
         if self.recorder is not None and self.finished:
+            self.callbacks.on_phase("writing")
             self.recorder.finish(result.summary)
         self.callbacks.on_end(result)
         return result
+
+    def start(self) -> RunStart:
+        """Returns what callbacks are told before the first round of this process."""
+        directory = None if self.recorder is None else self.recorder.directory.path
+        clients = self.session.setup.names or tuple(range(len(self.federation.clients)))
+        return RunStart(self.experiment, clients, directory, tuple(self.scores.records))
+
+    def tell_phase(self) -> None:
+        """Tells callbacks what the next round is about, where that is something new."""
+        phase = self.first_phases.pop(0) if self.first_phases else "training"
+        if phase != self.phase:
+            self.callbacks.on_phase(phase)
+        self.phase = phase
 
     def models(self, summary: dict[str, Any], state: SessionState) -> RunModels:
         """Returns the models of the best round and of the last one, ready to predict."""
@@ -257,6 +271,7 @@ class Run:
     def next_round(self, asked_to_stop: threading.Event) -> bool:
         """Runs a round and puts it on record, with a checkpoint where one is due; returns whether to go on."""
         experiment = self.experiment
+        self.tell_phase()
         record = self.round(len(self.scores.records) + 1)
         number = record["round"]
         patient = not experiment.patience or self.scores.stale < experiment.patience
@@ -343,6 +358,13 @@ class Run:
         return warn_of_one_class(predicted, accuracies, self.federation, self.experiment)
 
 
+def first_phases(setup: Setup) -> tuple[str, ...]:
+    """Returns the names of the first rounds: on a GPU, one is run, one watched and one captured."""
+    if setup.device.type != "cuda":
+        return ()
+    return ("compiling kernels", "capturing", "capturing") if setup.capture else ("compiling kernels",)
+
+
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Computes matrix products on a GPU with this precision."""
@@ -371,11 +393,3 @@ def stop_politely() -> Iterator[threading.Event]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Returns the most memory this process has held: on a GPU there, else in RAM."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
