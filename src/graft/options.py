@@ -8,6 +8,8 @@ from typing import Any
 
 from graft.errors import InputError
 
+MOST_SEEDS = 10_000  # more than this are a mistake
+
 
 def split_options(text: str) -> tuple[str, dict[str, Any]]:
     """Splits a name from its options, as in 'louvain:resolution=20,cut=order'; a path is left alone."""
@@ -43,3 +45,19 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
             raise InputError(f"--set {pair} should read --set name=value.")
         settings[name] = parse_value(text)
     return settings
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Returns the seeds of a text: '5' means 0 to 4; a list such as '0,3' or '7,' means these."""
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        numbers = [int(part) for part in parts if part]
+    except ValueError:
+        raise InputError(f"--seeds is '{text}'; it should be a number, as 5, or a list, as 0,1,7.") from None
+    counted = len(parts) == 1 and len(numbers) == 1
+    if counted and numbers[0] > MOST_SEEDS:
+        raise InputError(f"--seeds is '{text}'; {MOST_SEEDS} are the most, and one seed alone is written as '{text},'.")
+    seeds = tuple(range(numbers[0])) if counted else tuple(dict.fromkeys(numbers))
+    if not seeds or min(seeds) < 0:
+        raise InputError(f"--seeds is '{text}'; at least one seed is needed, and none below 0.")
+    return seeds

@@ -353,17 +353,19 @@ def test_the_partition_of_a_perturbed_run_can_be_used_again(tmp_path):
 
 
 def test_results_on_other_data_are_not_averaged():
-    from graft.experiments.reports.report import comparison
+    from graft.experiments.comparison.comparison import Comparison
+    from graft.experiments.comparison.finished_runs import FinishedRun
 
     runs = [graft.run("local", **SMALL | {"rounds": 1}, **how).summary for how in ({}, {"edge_noise": 0.2})]
     assert [run["partition"] for run in runs] == ["random", "random, edge_noise=0.2"]
-    assert len(comparison(runs).rows) == 2
-    assert len(comparison([runs[0], runs[0]]).rows) == 1
+    comparison = Comparison([FinishedRun(run["experiment"], run) for run in runs])
+    assert comparison.columns == ["digits, edge_noise=0", "digits, edge_noise=0.2"]
+    assert len(comparison.cells) == 2
 
 
 def test_studies_build_the_data_anew_for_another_perturbation():
     from graft.experiments.experiment import DATA_FIELDS, Experiment, make_experiment
-    from graft.experiments.reproduce import cached_federation
+    from graft.experiments.many_runs import cached_federation
 
     assert set(perturbations.FIELDS) < set(DATA_FIELDS)
     federations = {}

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from graft.cli import app
-from graft.experiments import reproduce
+from graft.experiments import many_runs, reproduce
 from graft.experiments.make_method import make_method
-from graft.experiments.reproduce import group_cells, make_plan, parse_seeds
+from graft.experiments.reproduce import make_plan
 from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Variant
 from tests.experiments.tiny_study import DATA, TINY, accuracies, read_output, reproduce_plan, tiny_plan
@@ -117,7 +117,7 @@ def test_data_that_cannot_be_loaded_is_tried_once_a_group(monkeypatch):
         tries.append(name)
         raise reproduce.InputError("The disk is on fire.")
 
-    monkeypatch.setattr(reproduce, "load_graph", fail)
+    monkeypatch.setattr(many_runs, "load_graph", fail)
     outcome, _ = reproduce_plan(tiny_plan())
     assert len(tries) == 4
     assert set(outcome.failures.values()) == {"The disk is on fire."}
@@ -153,7 +153,7 @@ def test_a_folder_of_something_else_and_one_in_use_are_refused(tiny):
     refused(call("tiny", "--out", "thesis"), "something else")
     assert (tiny / "thesis" / "table.md").read_text() == "years of work"
     (tiny / "busy" / "runs").mkdir(parents=True)
-    with reproduce.exclusive(tiny / "busy"):
+    with many_runs.exclusive(tiny / "busy", "graft reproduce"):
         refused(call("tiny", "--out", "busy"), "Another")
 
 
@@ -161,21 +161,6 @@ def test_studies_are_listed():
     for result in (call(), CliRunner().invoke(app, ["list", "studies"])):
         assert result.exit_code == 0
         assert all(name in result.output for name in (*STUDIES, *PORTRAITS))
-
-
-def test_seeds_are_a_number_or_a_list():
-    assert parse_seeds("3") == (0, 1, 2)
-    assert parse_seeds("0,3") == (0, 3)
-    assert parse_seeds("7,") == (7,)
-
-
-def test_cells_on_the_same_data_stay_together_unless_workers_would_idle():
-    cells = tiny_plan().cells
-    assert [len(chunk) for chunk in group_cells(cells, 1)] == [3] * 4
-    assert [len(chunk) for chunk in group_cells(cells, 2)] == [3] * 4
-    assert len(group_cells(cells, 4)) == 8
-    assert len(group_cells(cells, 100)) == 12
-    assert group_cells([], 4) == []
 
 
 def test_a_result_from_before_a_field_existed_is_still_good(finished):

@@ -10,6 +10,7 @@ import typer
 from graft.cli.console import Number, Text, complain, say, split_names, whole_numbers
 from graft.cli.progress import study_progress
 from graft.errors import InputError
+from graft.options import parse_seeds
 
 if TYPE_CHECKING:
     from graft.experiments.reproduce import Plan
@@ -38,7 +39,7 @@ def reproduce(
     if name in PORTRAITS:
         draw_portrait(name, out, split_names(datasets), numbers)
         return
-    from graft.experiments.reproduce import make_plan, parse_seeds
+    from graft.experiments.reproduce import make_plan
 
     plan = make_plan(
         name,
@@ -55,8 +56,8 @@ def reproduce(
 
 def run_study(plan: Plan, name: str, jobs: int | None, no_run: bool) -> None:
     """Run what is not finished yet, write the tables, and say what failed."""
+    from graft.experiments.many_runs import Outcome
     from graft.experiments.reports.tables import StudyTable
-    from graft.experiments.reproduce import Outcome
     from graft.experiments.reproduce import reproduce as run_plan
 
     outcome = Outcome()

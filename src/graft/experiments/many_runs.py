@@ -1,0 +1,261 @@
+"""Many experiments, one after the other or in several processes: data that they share are built once, a failure keeps
+none of the others from running, and Ctrl-C lets each finish the round it is in."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graft.data import datasets
+from graft.data.federation import FederationData
+from graft.data.graphs import Graph
+from graft.engines.threads import cores
+from graft.errors import GraftError, InputError
+from graft.experiments.build import build_federation
+from graft.experiments.experiment import Experiment, data_settings
+from graft.files import checksum
+
+GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
+LONGEST_NAME = 120  # characters of a file name; file systems allow 255 bytes
+
+Message = dict[str, Any]  # what is told of a run that is over: its name and path, a score or an error, seconds
+Report = Callable[[Message], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run that somebody wants: plain values, for they are sent to other processes."""
+
+    name: str  # for people
+    path: str  # the file or folder that gets the result
+    experiment: dict[str, Any]  # everything resolved
+    data: str  # orders that share it share their data
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call went; the results themselves are on disk."""
+
+    ran: int = 0
+    skipped: int = 0  # finished earlier
+    stopped: bool = False  # by Ctrl-C
+    failures: dict[str, str] = field(default_factory=dict)  # name of a run -> one sentence
+
+
+Federations = dict[str, FederationData | Exception]  # of the latest data, or why they cannot be built
+Check = Callable[[dict[str, Any]], None]  # a callback of each round, which ends the run where somebody wants it to stop
+Perform = Callable[[Order, Federations, Check], Message]  # runs an order, stores the result and says what came of it
+
+
+def run_orders(
+    orders: Sequence[Order],
+    perform: Perform,
+    *,
+    jobs: int | None = None,
+    device: str = "cpu",
+    report: Report | None = None,
+) -> Outcome:
+    """Runs all orders; whatever one of them fails of, the others run.
+
+    With several jobs `perform` is called in other processes, so it is a function of a module.
+    """
+    workers = check_jobs(jobs) or default_jobs(device)
+    paths = {order.path: order.name for order in orders}
+    failures: dict[str, str] = {}
+    finished: set[str] = set()
+    stopped = False
+
+    def receive(message: Message) -> None:
+        finished.add(message["path"])
+        if "error" in message:
+            failures[paths[message["path"]]] = message["error"]
+        if report is not None:
+            report({"cell": paths[message["path"]], "total": len(orders), "done": len(finished), **message})
+
+    chunks = group_orders(orders, workers)
+    try:
+        if workers == 1 or len(chunks) < 2:
+            for chunk in chunks:
+                run_chunk(chunk, perform, receive)
+        else:
+            run_in_pool(chunks, perform, min(workers, len(chunks)), receive)
+    except KeyboardInterrupt:
+        stopped = True
+    except BrokenProcessPool:
+        reason = "Not run: a worker process died, perhaps for want of memory."
+        failures |= {order.name: reason for order in orders if order.path not in finished}
+    return Outcome(len(finished), 0, stopped, failures)
+
+
+def check_jobs(jobs: int | None) -> int | None:
+    """Returns a number of worker processes; one below 1 is refused."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"jobs is {jobs}; it must be at least 1.")
+    return jobs
+
+
+def default_jobs(device: str) -> int:
+    return GPU_JOBS if device == "cuda" else cores()
+
+
+def group_orders(orders: Sequence[Order], jobs: int) -> list[list[Order]]:
+    """Returns chunks of orders for the workers: those on the same data stay together, unless workers would idle."""
+    groups: dict[str, list[Order]] = {}
+    for order in orders:
+        groups.setdefault(order.data, []).append(order)
+    pieces = 1 if jobs == 1 or not groups else math.ceil(2 * jobs / len(groups))
+    return [chunk for group in groups.values() for start in range(pieces) if (chunk := group[start::pieces])]
+
+
+def run_chunk(
+    orders: Sequence[Order], perform: Perform, report: Report, stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Runs orders one after the other in this process."""
+    federations: Federations = {}
+
+    def check(record: dict[str, Any]) -> None:  # noqa: ARG001
+        if stop():
+            raise KeyboardInterrupt
+
+    for order in orders:
+        check({})
+        start = time.perf_counter()
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()  # every run says how much it needed itself
+        try:
+            message = perform(order, federations, check)
+        except Exception as error:  # whatever it is, the other orders can still run
+            message = {"error": one_line(error)}
+        report({"path": order.path, **message, "seconds": time.perf_counter() - start})
+
+
+def cached_federation(experiment: Experiment, federations: Federations, dataset: Any = None) -> FederationData:
+    """Returns the federation of an experiment, of a dataset that was given as an object if there is one, built once for
+    all that share it; raises why it cannot be built."""
+    key = f"{data_settings(experiment)} {id(dataset)}"
+    if key not in federations:
+        federations.clear()
+        try:
+            graph = load_graph(experiment.dataset) if dataset is None and experiment.dataset else dataset
+            federations[key] = build_federation(experiment, graph)
+        except Exception as error:
+            federations[key] = error
+    federation = federations[key]
+    if isinstance(federation, Exception):
+        raise federation
+    return federation
+
+
+@lru_cache(maxsize=1)
+def load_graph(dataset: str) -> Graph:
+    return datasets.load(dataset)
+
+
+def one_line(error: Exception) -> str:
+    """Returns an error in one line."""
+    text = " ".join(str(error).split()) or "no reason given"
+    return text if isinstance(error, GraftError) else f"{type(error).__name__}: {text[:300]}"
+
+
+# Worker processes.
+
+
+def run_in_pool(chunks: Sequence[list[Order]], perform: Perform, jobs: int, report: Report) -> None:
+    """Runs chunks in several processes."""
+    context = multiprocessing.get_context("spawn")  # a fork would break CUDA and PyTorch's threads
+    stop, reports = context.Event(), context.SimpleQueue()
+    threads = max(1, cores() // jobs)
+    with ProcessPoolExecutor(jobs, context, prepare_worker, (stop, reports, threads)) as pool:
+        try:
+            with apart_from_main():
+                pending = {pool.submit(run_in_worker, chunk, perform) for chunk in chunks}
+            while pending:
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                while not reports.empty():
+                    report(reports.get())
+                for future in done:
+                    future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def apart_from_main() -> Iterator[None]:
+    """Starts processes that do not import the script which starts them, so that it needs no guard against that."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+WORKER: dict[str, Any] = {}  # what a worker process was given when it started
+
+
+def prepare_worker(stop: Any, reports: Any, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells when to stop
+    torch.set_num_threads(threads)
+    WORKER.update(stop=stop, reports=reports)
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+
+
+def exit_with_parent() -> None:
+    """Ends a worker whose parent was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def run_in_worker(chunk: list[Order], perform: Perform) -> None:
+    try:
+        run_chunk(chunk, perform, WORKER["reports"].put, WORKER["stop"].is_set)
+    except KeyboardInterrupt:
+        return  # the parent has been told too
+
+
+# Folders of many results.
+
+
+@contextmanager
+def exclusive(out: Path, command: str) -> Iterator[None]:
+    """Locks a folder for one process at a time; the lock ends with the process."""
+    lock = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InputError(f"Another `{command}` works in {out}; wait for it, or choose another --out.") from None
+    except OSError:  # some network drives cannot lock
+        pass
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def file_name(text: str) -> str:
+    """Returns a text as a file name that every file system accepts."""
+    name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", text)
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}-{checksum(name)[:8]}"
