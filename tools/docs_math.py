@@ -1,0 +1,27 @@
+"""A hook of MkDocs: equations become MathML, which browsers draw by themselves, when the site is built."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.pages import Page
+
+# What pymdownx.arithmatex makes of $...$ and $$...$$.
+EQUATION = re.compile(r'<(span|div) class="arithmatex">(\\\(|\\\[)(.*?)(\\\)|\\\])</\1>', re.DOTALL)
+DISPLAY = {"span": "inline", "div": "block"}
+
+
+def on_page_content(content: str, page: Page, **_: object) -> str:
+    """Replace the equations of a page."""
+
+    def to_mathml(match: re.Match[str]) -> str:
+        latex = html.unescape(match[3]).strip()
+        try:
+            return convert(latex, display=DISPLAY[match[1]])
+        except Exception as error:
+            raise PluginError(f"{page.file.src_uri}: the equation {latex!r} cannot be read: {error!r}") from error
+
+    return EQUATION.sub(to_mathml, content)

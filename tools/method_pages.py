@@ -1,0 +1,255 @@
+"""Fills the marked regions of docs/methods/*.md from the code: summaries, settings, what messages reveal, the list.
+
+    python tools/method_pages.py            # rewrites what is out of date
+    python tools/method_pages.py --check    # rewrites nothing; names what is out of date, and exits with 1
+
+A region stands between `<!-- name -->` and `<!-- /name -->`; all around it is written by hand. The list of all methods
+takes two of its columns from the pages: what travels, and the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graft.federation.method import Method
+from graft.federation.peers import PeerMethod
+from graft.federation.plug import Plug, takes_plugs
+from graft.federation.reveals import Reveals, declared
+from graft.field_docs import FieldDoc, describe_field
+from graft.methods import METHODS, PLUGS
+from graft.registry import Registry
+
+PAGES = Path(__file__).resolve().parent.parent / "docs" / "methods"
+REGION = re.compile(r"<!-- (?P<name>\w+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
+TRAVELS = re.compile(r"^\*\*Travels:\*\* (.+)$", re.MULTILINE)
+SCORES_OF_PEERS = ("score_trained/", "measure_trained/")
+VARIANTS = ("paper", "released")  # endings of the names of methods that have other defaults than their main one
+
+
+class Audience(NamedTuple):
+    """Whom a method is for."""
+
+    name: str
+    models: str  # what `--models` may be
+
+
+def audience(kind: type[Method]) -> Audience:
+    """Returns whom a method is for, and which models it trains, from what its class declares."""
+    if kind.architecture:
+        models = f"always `{kind.architecture}`"
+    elif default := kind.experiment_defaults.get("models"):
+        models = f"one architecture; `{default}` unless named"
+    else:
+        models = "one architecture" if kind.one_model else "any, also a different one for each client"
+    if not messages(kind):
+        return Audience("reference", models)
+    if issubclass(kind, PeerMethod):
+        return Audience("no server", models)
+    return Audience("one model" if kind.one_model or kind.architecture else "different models", models)
+
+
+def messages(kind: type[Method]) -> dict[str, Reveals]:
+    """Returns what leaves a client in the rounds of a method; scores, which leave with every method, are left out."""
+    general = {**declared(Method), **scores_of_peers()}
+    asked = asked_steps(kind)
+    return {
+        field: reveals
+        for field, reveals in declared(kind).items()
+        if field not in general and field.partition("/")[0] in asked
+    }
+
+
+def asked_steps(kind: type[Method]) -> set[str]:
+    """Returns the names that the classes of a method mention as `self.name`: a step that is inherited but never asked,
+    as `share` of peers that send something else, is not among them."""
+    own = [base for base in kind.__mro__ if issubclass(base, Method) and base not in (Method, PeerMethod, Plug)]
+    return {name for base in own for name in re.findall(r"\bself\.(\w+)", inspect.getsource(base))}
+
+
+def scores_of_peers() -> dict[str, Reveals]:
+    """Returns what the scores of peers before mixing reveal, which all methods without a server send."""
+    return {field: reveals for field, reveals in declared(PeerMethod).items() if field.startswith(SCORES_OF_PEERS)}
+
+
+def main_name(name: str, table: Registry[Any]) -> str | None:
+    """Returns the method that a variant has the same fields as, `fedgkc` of `fedgkc_paper`; None for any other."""
+    stem, _, ending = name.rpartition("_")
+    return stem if ending in VARIANTS and stem in table else None
+
+
+def summary(table: Registry[Any], name: str) -> str:
+    """Returns the first paragraph of the docstring, in one line."""
+    source = table.source(name)
+    assert source is not None
+    return " ".join(source.doc.strip().partition("\n\n")[0].split())
+
+
+def fields_of(table: Registry[Any], name: str) -> dict[str, FieldDoc]:
+    source = table.source(name)
+    assert source is not None
+    return {field: describe_field(field, entry) for field, entry in source.fields.items()}
+
+
+# The regions of a method's page.
+
+
+def summary_region(name: str) -> str:
+    kind = METHODS[name]
+    whom = audience(kind)
+    facts = {
+        "for": whom.name,
+        "`--models`": whom.models,
+        "`--plug`": "yes" if takes_plugs(kind) else "no",
+        "`--topology`": "yes" if kind.takes_topology else "no",
+        "`--batches`": "yes" if kind.supports_batches else "no",
+    }
+    return f"{summary(METHODS, name)}\n\n{table_of([facts])}\n\n`graft run --method {name}`"
+
+
+def reveals_region(name: str) -> str:
+    fields = messages(METHODS[name])
+    if not fields:
+        return "Nothing but [what every method sends](index.md#what-every-method-sends) leaves a client."
+    return table_of([reveals_row(field, reveals) for field, reveals in fields.items()])
+
+
+def reveals_row(field: str, reveals: Reveals) -> dict[str, str]:
+    return {
+        "message": f"`{field}`",
+        "what it reveals": reveals.what + (", **the data themselves**" if reveals.raw else ""),
+        "depends on the client's": ", ".join(reveals.depends_on) or "amount of data alone",
+        "sent": f"only {reveals.when}" if reveals.when else "always",
+    }
+
+
+def settings_region(name: str, table: Registry[Any] = METHODS) -> str:
+    fields = fields_of(table, name)
+    main = main_name(name, table)
+    if main is not None:
+        others = fields_of(table, main)
+        changed = [field for field in fields.values() if field.default != others[field.name].default]
+        rows = [
+            {
+                "setting": f"`{field.name}`",
+                "here": f"`{field.default}`",
+                f"`{main}`": f"`{others[field.name].default}`",
+                "meaning": field.meaning,
+            }
+            for field in changed
+        ]
+        return f"{table_of(rows)}\n\nAll others are those of [`{main}`]({main}.md#settings)."
+    if not fields:
+        return "It has none of its own; those of the experiment are in [running.md](../running.md)."
+    return table_of([setting_row(field) for field in fields.values()])
+
+
+def setting_row(field: FieldDoc) -> dict[str, str]:
+    kind = " or ".join(f"`{choice}`" for choice in field.type.split(" | ")) if " | " in field.type else field.type
+    return {
+        "setting": f"`{field.name}`",
+        "default": f"`{field.default}`",
+        "values": f"{kind}, {field.bounds}" if field.bounds else kind,
+        "meaning": field.meaning,
+        "searched by `graft tune`": getattr(field, "search", ""),
+    }
+
+
+# The regions of the list and of the page about plugs.
+
+
+def methods_region() -> str:
+    return table_of([method_row(name) for name in sorted(METHODS)])
+
+
+def method_row(name: str) -> dict[str, str]:
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    travels = TRAVELS.search(page)
+    return {
+        "method": f"[`{name}`]({name}.md)",
+        "in one line": summary(METHODS, name),
+        "for": audience(METHODS[name]).name,
+        "paper": venue(page),
+        "what travels": travels[1] if travels else "",
+    }
+
+
+def venue(page: str) -> str:
+    """Returns where and when the paper of a page appeared: what follows its title, which is in italics."""
+    after_title = re.search(r"\n## Paper\n\n[^*]+\*[^*]+\* ([^.]+)\.", page)
+    return after_title[1].replace("\n", " ") if after_title else ""
+
+
+def everybody_region() -> str:
+    general = {**declared(Method), **scores_of_peers()}
+    return table_of([reveals_row(field, reveals) for field, reveals in general.items()])
+
+
+def plugs_region() -> str:
+    rows = [
+        {"plug": f"`{name}`", "in one line": summary(PLUGS, name), "settings": f"as [`{name}`]({name}.md#settings)"}
+        for name in PLUGS
+    ]
+    return table_of(rows)
+
+
+def hosts_region() -> str:
+    return ", ".join(f"[`{name}`]({name}.md)" for name in sorted(METHODS) if takes_plugs(METHODS[name])) + "."
+
+
+def table_of(rows: list[dict[str, str]]) -> str:
+    """Returns a Markdown table of rows that have the same columns; a column without a word in it is left out."""
+    columns = [column for column in rows[0] if any(row[column] for row in rows)]
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[row[column].replace("|", "\\|") for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+ON_METHOD_PAGES: dict[str, Callable[[str], str]] = {
+    "summary": summary_region,
+    "reveals": reveals_region,
+    "settings": settings_region,
+}
+ON_OTHER_PAGES: dict[str, Callable[[], str]] = {
+    "methods": methods_region,
+    "everybody": everybody_region,
+    "plugs": plugs_region,
+    "hosts": hosts_region,
+}
+
+
+def filled(page: Path) -> str:
+    """Returns the text of a page with its regions as the code has them."""
+
+    def fill(region: re.Match[str]) -> str:
+        name = region["name"]
+        if name in ON_OTHER_PAGES:
+            content = ON_OTHER_PAGES[name]()
+        elif name in ON_METHOD_PAGES and page.stem in METHODS:
+            content = ON_METHOD_PAGES[name](page.stem)
+        else:
+            raise SystemExit(f"{page.name} has a region '{name}', which this page cannot have.")
+        return f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
+
+    return REGION.sub(fill, page.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--check", action="store_true", help="rewrite nothing; exit with 1 if a page is out of date")
+    check = arguments.parse_args().check
+    outdated = [page for page in sorted(PAGES.glob("*.md")) if filled(page) != page.read_text(encoding="utf-8")]
+    for page in outdated:
+        print(f"{'out of date' if check else 'written'}: docs/methods/{page.name}")
+        if not check:
+            page.write_text(filled(page), encoding="utf-8")
+    if check and outdated:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
