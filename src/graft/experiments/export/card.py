@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch_geometric
 
 from graft.data.preparation import Preparation
 from graft.federation.method import Method
@@ -82,6 +81,8 @@ def summary_lines(about: Described) -> Iterator[str]:
     yield f"| clients | {clients_of(about)} |"
     yield f"| round | {about.round} of {facts.get('rounds', '?')} |"
     yield f"| seed | {facts.get('seed', '?')} |"
+    import torch_geometric  # slow to import, and no run needs it
+
     versions = f"Graft {about.facts.get('graft', '?')}, PyTorch {torch.__version__}, PyG {torch_geometric.__version__}"
     yield f"| versions | {versions} |"
 
