@@ -53,6 +53,12 @@ METHODS: Registry[type[Method]] = Registry(
     base="graft.federation.method:Method",
 )
 
+# Rows of a comparison that are never its best, and why: they show what is possible, and what is easy.
+REFERENCES = {
+    "centralised": "it sees the data of all clients",
+    "majority": "it looks at labels only",
+}
+
 # What can be added to a method, see graft.federation.plug.
 PLUGS: Registry[type[Plug]] = Registry(
     "plug",
