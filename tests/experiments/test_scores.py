@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 import graft
 from graft.cli import app
+from graft.cli.report import headline
 from graft.data.graphs import make_graph
 from graft.errors import InputError
+from graft.experiments.comparison.comparison import Comparison
+from graft.experiments.comparison.finished_runs import DEFAULTS, FinishedRun
 from graft.experiments.experiment import Experiment
 from graft.experiments.record_files import ResultRecord, RoundRecord, check_record
-from graft.experiments.reports.report import comparison, page
+from graft.experiments.reports.report import page
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.scores import Scores, count_predicted, warn_of_one_class
 from graft.federation.evaluation import Best
@@ -231,14 +234,19 @@ def test_reports_and_tables_show_the_metrics(measured):
     assert f'<span class="big">{auprc}</span> mean test AUPRC' in html
     assert html.index("AUPRC over rounds") < html.index("Accuracy over rounds")
     assert f"{summary['metrics']['log_loss']['test']:.3f}" in html
-    table = comparison([summary])
+    table = headline(compared(summary))
     heads = [column.header for column in table.columns]
     assert heads[:5] == ["method", "AUPRC", "log loss", "AUROC", "accuracy"]
     shared = f"{100 * summary['metrics']['auprc']['test_global']:.1f}"
     assert next(iter(table.columns[heads.index("global model")].cells)) == shared
     assert next(iter(table.columns[1].cells)) == auprc.removesuffix(" %")
-    mixed = comparison([summary, without_metrics(summary) | {"method": "other"}])
+    other = without_metrics(summary)
+    mixed = headline(compared(summary, other | {"experiment": {**other["experiment"], "method": "local"}}))
     assert list(mixed.columns[1].cells)[1] == "-"
+
+
+def compared(*summaries):
+    return Comparison([FinishedRun({**DEFAULTS, **summary["experiment"]}, summary) for summary in summaries])
 
 
 def test_a_report_without_metrics_is_about_the_accuracy(rare, tmp_path):

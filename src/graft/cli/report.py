@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graft.cli.console import Text, out_console, safe, say, whole_numbers
-from graft.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from graft.experiments.comparison.comparison import Comparison
     from graft.experiments.result import Result
     from graft.experiments.verdicts import Verdict
 
@@ -22,12 +24,14 @@ def report(
 ) -> None:
     """Compare finished runs, and write report.html into each."""
     drawn = whole_numbers("--rounds", rounds)
-    runs = [run for given in directories for run in sorted({file.parent for file in given.rglob("result.json")})]
-    if not runs:
-        raise InputError(f"There is no finished run in {', '.join(map(str, directories))}.")
-    from graft.experiments.run_directory import RunDirectory
+    from graft.experiments.comparison.comparison import Comparison
+    from graft.experiments.comparison.finished_runs import find_runs
 
-    show_results([write_page(run, RunDirectory(run).read_result(), drawn) for run in runs], directories[0])
+    comparison = Comparison(find_runs(directories))
+    for run in comparison.runs:
+        if run.path is not None and run.path.is_dir():
+            write_page(run.path, run.summary, drawn)
+    show_comparison(comparison, directories[0])
 
 
 def finish_run(directory: Path, result: Result) -> dict[str, Any]:
@@ -75,11 +79,35 @@ def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool) 
 
 
 def show_results(results: list[dict[str, Any]], folder: Path) -> None:
-    """Print runs side by side, and where their records are."""
-    from graft.experiments.reports.report import comparison
+    """Print runs that just ended side by side, and where their records are."""
+    from graft.experiments.comparison.comparison import Comparison
+    from graft.experiments.comparison.finished_runs import DEFAULTS, FinishedRun
 
-    out_console.print(comparison(safe(results)))
-    for result in results:
-        for warning in result.get("warnings", []):
-            say(f"{result['method']}: {warning}" if len(results) > 1 else warning)
+    runs = [FinishedRun({**DEFAULTS, **result["experiment"]}, result) for result in results]
+    show_comparison(Comparison(runs), folder)
+
+
+def show_comparison(comparison: Comparison, folder: Path) -> None:
+    """Print runs in groups, seeds as mean and deviation, with their warnings and where their records are."""
+    out_console.print(headline(comparison))
+    for run in comparison.runs:
+        for warning in run.summary.get("warnings", []):
+            say(f"{run.summary['method']}, seed {run.seed}: {warning}" if len(comparison.runs) > 1 else warning)
     say(f"Record and report.html: {folder}")
+
+
+def headline(comparison: Comparison) -> Table:
+    """Returns the table of a comparison for a terminal."""
+    from rich.table import Table
+
+    from graft.experiments.reports.summary_table import summarise
+
+    summary = summarise(comparison)
+    table = Table(title=safe(summary.title), title_justify="left", caption_justify="left")
+    for index, name in enumerate(summary.head):
+        words = index < summary.words
+        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for row in summary.rows:
+        table.add_row(*(f"[bold]{safe(cell.text)}[/bold]" if cell.best else safe(cell.text) for cell in row))
+    table.caption = safe("\n".join(summary.notes))
+    return table

@@ -10,11 +10,10 @@ from graft.experiments.reports.report import (
     agreement_table,
     best_round_of_each_client,
     busiest_peers,
-    mean_std,
     method_details,
-    readable_bytes,
     verdict_table,
 )
+from graft.experiments.reports.summary_table import mean_std, readable_bytes
 from graft.experiments.verdicts import Verdict
 
 

@@ -7,13 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any, NamedTuple
-
-from rich.table import Table
+from statistics import mean
+from typing import Any
 
 from graft.experiments.joining import read_verdicts
 from graft.experiments.reports.links import link_networks
+from graft.experiments.reports.summary_table import readable_bytes
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.verdicts import Verdict
 from graft.federation.metric_names import METRICS, format_difference, format_metric
@@ -244,99 +243,5 @@ def busiest_peers(rounds: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(f"Most that one peer {verb} in a round", readable_bytes(most[field])) for field, verb in verbs.items()]
 
 
-def total_bytes(result: dict[str, Any]) -> int:
-    """Returns all that was sent in a run, whichever way."""
-    return sum(result["communication"][f"{way}_bytes"] for way in ("up", "down", "peer"))
-
-
-def comparison(results: Sequence[dict[str, Any]]) -> Table:
-    """Returns a table of runs; those that differ only in their seed become one row with mean and deviation."""
-    rows: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        models = ",".join(dict.fromkeys(row["model"] for row in result["per_client"]))
-        clients = f"{result['clients']} clients"
-        topology = result.get("topology", "")
-        rows[result["dataset"], clients, result["partition"], models, topology, result["method"]].append(result)
-    # What all runs have in common goes into the title, what differs into columns.
-    varies = [len({key[column] for key in rows}) > 1 for column in range(5)]
-    common = [value for value, differs in zip(next(iter(rows)), varies, strict=False) if value and not differs]
-    columns, explained = score_columns(results)
-    measured = "accuracy" if columns[0].heading == "own models" else "scores"
-    table = Table(title=f"Test {measured} in percent: {', '.join(common)}", title_justify="left")
-    for name, differs in zip(("dataset", "clients", "partition", "models", "topology"), varies, strict=True):
-        if differs:
-            table.add_column(name, min_width=len(name))
-    table.add_column("method", no_wrap=True)
-    for name in (*(column.heading for column in columns), "sent", "ms a round"):
-        table.add_column(name, justify="right")
-    for key, group in rows.items():
-        sent = mean(total_bytes(result) for result in group)
-        table.add_row(
-            *(value for value, differs in zip(key, varies, strict=False) if differs),
-            key[-1],
-            *(mean_std([column.of(result) for result in group], column.metric) for column in columns),
-            readable_bytes(sent) if sent else "nothing",
-            f"{1000 * mean(result['seconds']['per_round'] for result in group):.1f}",
-        )
-    seeds = sorted({len(group) for group in rows.values()})
-    runs = "one run a row" if seeds == [1] else f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds"
-    table.caption = f"{runs}; {explained}"
-    table.caption_justify = "left"
-    return table
-
-
-class ScoreColumn(NamedTuple):
-    """A column of a comparison."""
-
-    heading: str
-    metric: str
-    name: str  # of the value of that metric, as test_global
-
-    def of(self, result: dict[str, Any]) -> float | None:
-        """Returns the value at the best round, where a run has it."""
-        scores = {**result.get("metrics", {}), "accuracy": result["accuracy"]}.get(self.metric, {})
-        value: float | None = scores.get(self.name)
-        return value
-
-
-def score_columns(results: Sequence[dict[str, Any]]) -> tuple[list[ScoreColumn], str]:
-    """Returns the scores that runs are compared by, and what they mean."""
-    asked = list(dict.fromkeys(name for result in results for name in result.get("metrics", {})))
-    first = asked[0] if asked else "accuracy"
-    if asked:
-        columns = [ScoreColumn(METRICS[name].title, name, "test") for name in dict.fromkeys((*asked, "accuracy"))]
-        meaning = f"each client's own model, mean over clients; global model: {METRICS[first].title} of the one"
-    else:
-        columns = [ScoreColumn("own models", first, "test"), ScoreColumn("by nodes", first, "test_node_weighted")]
-        meaning = (
-            "own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;\n"
-            "global model: the one"
-        )
-    columns.append(ScoreColumn("global model", first, "test_global"))
-    meaning += " all clients share, scored the same way; all at the best validation round."
-    if any("test_trained" in result["accuracy"] for result in results):
-        columns.append(ScoreColumn("before mixing", first, "test_trained"))
-        meaning += "\nbefore mixing: own models of peers after training, before they take in others'."
-    return columns, meaning
-
-
-def mean_std(values: Sequence[float | None], metric: str = "accuracy") -> str:
-    """Mean and standard deviation of a metric as text, mostly in percent; of those values that there are."""
-    scale, digits = (100, 1) if METRICS[metric].percent else (1, 3)
-    scaled = [scale * value for value in values if value is not None]
-    if not scaled:
-        return "-"
-    return f"{mean(scaled):.{digits}f}" + (f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else "")
-
-
 def percent(value: float | None) -> str:
     return "none" if value is None else f"{100 * value:.1f} %"
-
-
-def readable_bytes(count: float) -> str:
-    """Returns a number of bytes with its unit, from bytes to GB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
