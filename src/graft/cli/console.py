@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, Optional
 
 import typer
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from rich.markup import escape
 
 from graft.errors import GraftError, GraftWarning, InputError
@@ -28,8 +30,9 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a line to standard error, as `say` does."""
-    error_console.print(printable(text), markup=False, soft_wrap=True)
+    """Print a line to standard error, as `say` does; above a view that is on the same terminal."""
+    console = out_console if isinstance(sys.stderr, FileProxy) else error_console
+    console.print(printable(text), markup=False, soft_wrap=True)
 
 
 def safe(value: Any) -> Any:

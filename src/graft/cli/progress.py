@@ -1,45 +1,124 @@
-"""How far a command is: a bar on a terminal, plain lines elsewhere."""
+"""How far a command is: a view that stays in its place on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from graft.cli.console import out_console, say
-from graft.federation.metric_names import format_metric
+from graft.cli.run_state import RunState, describe, short_time
+from graft.experiments.callbacks import Callback, RunStart
+from graft.federation.metric_names import format_metric, parse_metrics
 from graft.files import printable
 
+if TYPE_CHECKING:
+    from graft.cli.many_view import ManyView
+    from graft.cli.run_view import RunView
+
 Tell = Callable[[dict[str, Any]], None]
+A_SECOND = 4  # times that a view is drawn anew
+
+
+def is_terminal() -> bool:
+    """Returns whether somebody looks on who can be shown a view that moves; TERM=dumb says no."""
+    return sys.stdout.isatty() and out_console.is_interactive
+
+
+def showing(view: RunView | ManyView) -> AbstractContextManager[Any]:
+    """Keeps a view in its place on the terminal, below whatever else is printed, and takes it away at the end."""
+    from graft.cli.live import CalmLive
+
+    return CalmLive(view, out_console, A_SECOND)
 
 
 @contextmanager
-def round_progress(rounds: int, label: str) -> Iterator[Tell]:
-    """A bar over rounds on a terminal, about ten plain lines elsewhere."""
-    if not sys.stdout.isatty():
-        every = max(1, rounds // 10)
-
-        def line(record: dict[str, Any]) -> None:
-            if record["round"] % every == 0 or record["round"] == rounds:
-                say(f"{label}: round {record['round']}/{rounds}{scores(record)}")
-
-        yield line
+def phase_progress(label: str, phase: str = "starting") -> Iterator[Callable[[str], None]]:
+    """Shows by name what a command is at before it has any rounds to show: call what this yields with the next."""
+    if not is_terminal():
+        say(f"{label}: {phase}")
+        yield lambda name: say(f"{label}: {name}")
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from graft.cli.run_view import RunView
 
-    name = TextColumn("{task.description}", markup=False)
-    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[scores]}"))
-    with Progress(*columns, console=out_console) as bar:
-        task = bar.add_task(printable(label), total=rounds, scores="")
+    state = RunState(label, 0, phase=phase)
+    with showing(RunView(state)):
 
-        def advance(record: dict[str, Any]) -> None:
-            if scores(record):
-                bar.update(task, scores=scores(record))
-            bar.update(task, completed=record["round"])
+        def tell(name: str) -> None:
+            state.phase = name
 
-        yield advance
+        yield tell
+
+
+@contextmanager
+def round_progress(rounds: int, label: str) -> Iterator[Callback]:
+    """Yields the callback of a run that shows it: a view on a terminal, about ten plain lines elsewhere."""
+    if not is_terminal():
+        yield PlainProgress(rounds, label)
+        return
+    from graft.cli.run_view import RunView
+
+    progress = LiveProgress(RunState(label, rounds))
+    try:
+        with showing(RunView(progress.state)):
+            yield progress
+    finally:
+        say_end(progress)
+
+
+class LiveProgress(Callback):
+    """Keeps the state that a view draws, and does nothing else, so that no round waits for a terminal."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.ended = False
+
+    def on_phase(self, phase: str) -> None:
+        self.state.phase = phase
+
+    def on_start(self, start: RunStart) -> None:
+        experiment, state = start.experiment, self.state
+        state.metric, state.score = parse_metrics(experiment.metric)[0], experiment.score
+        state.about, state.clients = describe(experiment), start.clients
+        for record in start.records:
+            state.see(record)
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        self.state.see(record, time.monotonic())
+
+    def on_end(self, _result: object) -> None:
+        self.ended = True
+
+
+class PlainProgress(Callback):
+    """Prints about ten lines a run, and one for each phase."""
+
+    def __init__(self, rounds: int, label: str) -> None:
+        self.rounds, self.label = rounds, label
+        self.every = max(1, rounds // 10)
+
+    def on_phase(self, phase: str) -> None:
+        say(f"{self.label}: {phase}")
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        if record["round"] % self.every == 0 or record["round"] == self.rounds:
+            say(f"{self.label}: round {record['round']}/{self.rounds}{scores(record)}")
+
+
+def say_end(progress: LiveProgress) -> None:
+    """Leaves one line of a run whose view is gone."""
+    state = progress.state
+    if not state.round:
+        return
+    time_taken = short_time(time.monotonic() - state.begun)
+    words = f"{state.round} rounds in {time_taken}" if progress.ended else f"ended in round {state.round + 1}"
+    if state.best_round:
+        best = {"validation": state.best_validation, "test": state.best_test}
+        shown = ", ".join(f"{kind} {format_metric(state.metric, value)}" for kind, value in best.items())
+        words += f"; best in round {state.best_round}: {shown}"
+    say(f"{state.label}: {words}")
 
 
 def scores(record: dict[str, Any]) -> str:
@@ -54,39 +133,18 @@ def scores(record: dict[str, Any]) -> str:
 
 @contextmanager
 def study_progress(label: str) -> Iterator[Tell]:
-    """A bar over the runs of a study on a terminal, a plain line a run elsewhere."""
-    if not sys.stdout.isatty():
-        begun = time.perf_counter()
+    """Yields a function that is told of every run of many: a view on a terminal, a plain line a run elsewhere."""
+    from graft.cli.many_view import ManyState, ManyView, outcome_of
 
-        def line(message: dict[str, Any]) -> None:
-            left = (time.perf_counter() - begun) / message["done"] * (message["total"] - message["done"])
-            say(f"{message['done']}/{message['total']} {outcome_of(message)}, about {left / 60:.1f} min left")
-
-        yield line
+    state = ManyState(printable(label))
+    if is_terminal():
+        with showing(ManyView(state)):
+            yield state.see
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *times)
-    with Progress(*columns, TextColumn("{task.fields[last]}", markup=False), console=out_console) as bar:
-        task = bar.add_task(printable(label), total=None, last="")
+    def line(message: dict[str, Any]) -> None:
+        state.see(message)
+        left = f", about {short_time(state.seconds_left)} left" if state.seconds_left else ""
+        say(f"{message['done']}/{message['total']} {outcome_of(message)}{left}")
 
-        def advance(message: dict[str, Any]) -> None:
-            bar.update(task, total=message["total"], completed=message["done"], last=printable(outcome_of(message)))
-
-        yield advance
-
-
-def outcome_of(message: dict[str, Any]) -> str:
-    """Returns what came of one run of a study."""
-    if "error" in message:
-        return f"{message['cell']}: failed"
-    test = message["test"]
-    return f"{message['cell']}: {'no score' if test is None else f'{100 * test:.1f} %'} in {message['seconds']:.1f} s"
+    yield line

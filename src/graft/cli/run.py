@@ -10,7 +10,7 @@ import typer
 from graft.cli.console import Text, say, split_names
 from graft.cli.options import with_experiment_options
 from graft.cli.predict import check_run
-from graft.cli.progress import round_progress
+from graft.cli.progress import phase_progress, round_progress
 from graft.cli.report import finish_run, show_results
 from graft.data import OWN_GRAPHS
 from graft.errors import InputError
@@ -84,10 +84,35 @@ def run_all(
     variants: list[dict[str, Any]], folders: list[Path], root: Path, overwrite: bool, contribution: bool | None
 ) -> None:
     """Run some experiments one after the other, each in a folder of its own, and compare them."""
+    with phase_progress(draft_experiment(variants[0]).label, "loading PyTorch") as tell_phase:
+        from graft.experiments.given import Given
+        from graft.experiments.run import run_experiment
+
+        tell_phase("reading data")
+        experiments, data = prepare_runs(variants, contribution)
+    results = []
+    for experiment, folder in zip(experiments, folders, strict=True):
+        with round_progress(experiment.rounds, experiment.label) as progress:
+            given = Given(federation=data[data_settings(experiment)])
+            results.append(run_experiment(experiment, folder, overwrite=overwrite, callbacks=[progress], given=given))
+        with phase_progress(experiment.label, "writing report.html"):
+            finish_run(folder, results[-1])
+    show_results([result.summary for result in results], root)
+    alone = next((result for result in results[1:] if result.summary["method"] == LOCAL), None)
+    if alone is not None:
+        federation = data[data_settings(experiments[0])]
+        if contribution is None:
+            few = experiments[0].partition == OWN_GRAPHS and len(federation.clients) <= MOST_LEFT_OUT
+            contribution = few and not experiments[0].topology  # which may need all of them
+        judge_joining(experiments[0], results[0], alone, federation, folders[0], contribution)
+
+
+def prepare_runs(
+    variants: list[dict[str, Any]], contribution: bool | None
+) -> tuple[list[Experiment], dict[str, FederationData]]:
+    """Returns experiments and their data; all that does not go together is said before anything is run."""
     from graft.experiments.build import build_federation, build_setup
     from graft.experiments.combinations import build_topology, check_combination
-    from graft.experiments.given import Given
-    from graft.experiments.run import run_experiment
 
     experiments = [make_experiment(variants[0]), *(make_experiment(suited(other)) for other in variants[1:])]
     methods = [make_method(entry.method, entry.settings, entry.plug) for entry in experiments]
@@ -103,21 +128,8 @@ def run_all(
             for note in data[key].notes:
                 say(note)
         if experiment is not experiments[0]:
-            build_setup(experiment, method, data[key])  # what does not fit the data is said before anything is run
-    results = []
-    for experiment, folder in zip(experiments, folders, strict=True):
-        with round_progress(experiment.rounds, experiment.label) as tell:
-            given = Given(federation=data[data_settings(experiment)])
-            results.append(run_experiment(experiment, folder, overwrite=overwrite, callbacks=[tell], given=given))
-        finish_run(folder, results[-1])
-    show_results([result.summary for result in results], root)
-    alone = next((result for result in results[1:] if result.summary["method"] == LOCAL), None)
-    if alone is not None:
-        federation = data[data_settings(experiments[0])]
-        if contribution is None:
-            few = experiments[0].partition == OWN_GRAPHS and len(federation.clients) <= MOST_LEFT_OUT
-            contribution = few and not experiments[0].topology  # which may need all of them
-        judge_joining(experiments[0], results[0], alone, federation, folders[0], contribution)
+            build_setup(experiment, method, data[key])  # what does not fit the data
+    return experiments, data
 
 
 def judge_joining(
@@ -136,8 +148,8 @@ def judge_joining(
     write_verdicts(folder, verdicts, LOCAL)
     if contribution and len(verdicts) > 1:
         for client, verdict in enumerate(verdicts):
-            with round_progress(experiment.rounds, f"without {verdict.client}") as tell:
-                gain = leave_out(client, federated, federation, experiment, [tell])
+            with round_progress(experiment.rounds, f"without {verdict.client}") as progress:
+                gain = leave_out(client, federated, federation, experiment, [progress])
             verdicts[client] = verdict.with_contribution(gain)
         write_verdicts(folder, verdicts, LOCAL)
     write_page(folder, federated.summary)
@@ -166,8 +178,11 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
     """Go on with a run from its last checkpoint, as if it had never stopped."""
     check_run(directory)
     rounds = draft_experiment(read_experiment(directory / "experiment.toml")).rounds
-    from graft.experiments import run as runs
+    with phase_progress(directory.name, "loading PyTorch"):
+        from graft.experiments import run as runs
 
-    with round_progress(rounds, directory.name) as tell:
-        result = runs.resume(directory, callbacks=[tell])
-    show_results([finish_run(directory, result)], directory)
+    with round_progress(rounds, directory.name) as progress:
+        result = runs.resume(directory, callbacks=[progress])
+    with phase_progress(directory.name, "writing report.html"):
+        summary = finish_run(directory, result)
+    show_results([summary], directory)

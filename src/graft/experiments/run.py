@@ -243,7 +243,7 @@ class Run:
     def start(self) -> RunStart:
         """Returns what callbacks are told before the first round of this process."""
         directory = None if self.recorder is None else self.recorder.directory.path
-        clients = self.session.setup.names or tuple(range(len(self.federation.clients)))
+        clients: Sequence[str | int] = self.session.setup.names or range(len(self.federation.clients))
         return RunStart(self.experiment, clients, directory, tuple(self.scores.records))
 
     def tell_phase(self) -> None:
