@@ -21,6 +21,7 @@ from graft.cli.predict import predict
 from graft.cli.report import report
 from graft.cli.reproduce import reproduce
 from graft.cli.run import resume, run
+from graft.cli.sweep import sweep
 
 app = typer.Typer(
     help="Federated training of graph neural networks.",
@@ -46,6 +47,7 @@ def options(
 
 
 app.command(cls=ManyValues)(guarded(run))
+app.command(cls=ManyValues)(guarded(sweep))
 for command in (example, resume, predict, export, report, partition, check, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))

@@ -15,7 +15,7 @@ from graft.cli.report import finish_run, show_results
 from graft.data import OWN_GRAPHS
 from graft.errors import InputError
 from graft.experiments.experiment import Experiment, check_names, data_settings, draft_experiment, make_experiment
-from graft.experiments.experiment_files import read_experiment
+from graft.experiments.experiment_files import given_settings, read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.make_method import make_method
 from graft.methods import METHODS
@@ -112,9 +112,10 @@ def prepare_runs(
 ) -> tuple[list[Experiment], dict[str, FederationData]]:
     """Returns experiments and their data; all that does not go together is said before anything is run."""
     from graft.experiments.build import build_federation, build_setup
-    from graft.experiments.combinations import build_topology, check_combination
+    from graft.experiments.combinations import build_topology, check_combination, suited
 
-    experiments = [make_experiment(variants[0]), *(make_experiment(suited(other)) for other in variants[1:])]
+    others = [suited(other, METHODS[other["method"]]) for other in variants[1:]]
+    experiments = [make_experiment(values) for values in (variants[0], *others)]
     methods = [make_method(entry.method, entry.settings, entry.plug) for entry in experiments]
     for experiment, method in zip(experiments, methods, strict=True):
         check_combination(experiment, method)
@@ -154,24 +155,6 @@ def judge_joining(
         write_verdicts(folder, verdicts, LOCAL)
     write_page(folder, federated.summary)
     show_verdicts(verdicts, federated.summary["method"], contribution)
-
-
-def given_settings(values: dict[str, Any]) -> dict[str, Any]:
-    settings = values.get("settings", {})
-    if not isinstance(settings, dict):
-        raise InputError(f"settings is {settings!r}; it should be a table of the method's fields.")
-    return settings
-
-
-def suited(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a method that another is compared with, without what only that one can do."""
-    from graft.federation.method import Method
-
-    kind = METHODS[values["method"]]
-    dropped = {} if kind.takes_topology else {"topology": ""}
-    if kind.shared is Method.shared:  # it has no global model
-        dropped["score"] = "personal"
-    return {**values, **dropped}
 
 
 def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:

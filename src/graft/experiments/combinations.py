@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from graft.data import OWN_GRAPHS, PARTITIONS, count_clients, parse_dataset
 from graft.data.partitions import check_options
 from graft.data.splits import is_by_time
@@ -33,6 +36,14 @@ def check_combination(experiment: Experiment, method: Method) -> None:
     check_one_model(experiment, method)
     check_native_models(experiment, method)
     build_topology(experiment, experiment.clients)
+
+
+def suited(values: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
+    """Returns the values of an experiment that another method is compared by, without what this one cannot do."""
+    dropped = {} if kind.takes_topology else {"topology": ""}
+    if kind.shared is Method.shared:  # it has no global model
+        dropped["score"] = "personal"
+    return {**values, **dropped}
 
 
 def check_data_settings(experiment: Experiment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,3 +44,11 @@ def experiment_text(experiment: Experiment) -> str:
     unset = sorted(name for name, value in settings.items() if value is None)
     chosen = {name: value for name, value in settings.items() if value is not None}
     return tomli_w.dumps({**values, **({NONE: unset} if unset else {}), "settings": chosen})
+
+
+def given_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the method among the values of an experiment."""
+    settings = values.get("settings", {})
+    if not isinstance(settings, dict):
+        raise InputError(f"settings is {settings!r}; it should be a table of the method's fields.")
+    return settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from graft.errors import InputError
@@ -16,11 +16,28 @@ if TYPE_CHECKING:
 
 def check_settings(method: str, settings: Mapping[str, Any], plug: str = "") -> None:
     """Refuses settings that are no field of the method or the plug, as far as their source tells."""
-    tables = [(METHODS, method)] + ([(PLUGS, plug)] if plug else [])
-    sources = [table.source(name) for table, name in tables]
-    if all(source and source.complete for source in sources):
-        names = [name for source in sources if source for name in source.fields]
+    names = names_in_source(method, plug)
+    if names is not None:
         check_known(settings, names, described(method, plug))
+
+
+def setting_names(method: str, plug: str = "") -> list[str]:
+    """Returns the fields of a method and of its plug, either of which may be empty; imports them only where their
+    source does not tell."""
+    names = names_in_source(method, plug)
+    if names is None:
+        kinds = ([METHODS[method]] if method else []) + ([PLUGS[plug]] if plug else [])
+        names = list(dict.fromkeys(entry.name for kind in kinds for entry in fields(kind)))
+    return names
+
+
+def names_in_source(method: str, plug: str) -> list[str] | None:
+    """Returns the fields of a method and of its plug as far as their source tells, or else None."""
+    tables = ([(METHODS, method)] if method else []) + ([(PLUGS, plug)] if plug else [])
+    sources = [table.source(name) for table, name in tables]
+    if not all(source and source.complete for source in sources):
+        return None
+    return [name for source in sources if source for name in source.fields]
 
 
 def described(method: str, plug: str) -> str:

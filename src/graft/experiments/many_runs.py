@@ -8,32 +8,41 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 
-from graft.data import datasets
+from graft.data import cards, datasets
 from graft.data.federation import FederationData
 from graft.data.graphs import Graph
 from graft.engines.threads import cores
-from graft.errors import GraftError, InputError
+from graft.errors import GraftError, InputError, RunError
 from graft.experiments.build import build_federation
+from graft.experiments.callbacks import Callbacks
 from graft.experiments.experiment import Experiment, data_settings
-from graft.files import checksum
+from graft.experiments.experiment_files import experiment_text
+from graft.experiments.free_folder import EXPERIMENT
+from graft.experiments.given import Given
+from graft.experiments.result import Result
+from graft.experiments.run import resume, run_experiment
+from graft.experiments.run_directory import RunDirectory
+from graft.files import PART, checksum, explained, read_text, sync_folder
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
+RESULT = "result.json"
 LONGEST_NAME = 120  # characters of a file name; file systems allow 255 bytes
 
 Message = dict[str, Any]  # what is told of a run that is over: its name and path, a score or an error, seconds
@@ -233,6 +242,68 @@ def run_in_worker(chunk: list[Order], perform: Perform) -> None:
         run_chunk(chunk, perform, WORKER["reports"].put, WORKER["stop"].is_set)
     except KeyboardInterrupt:
         return  # the parent has been told too
+
+
+# What is kept of a run.
+
+
+def perform_run(
+    order: Order,
+    federations: Federations,
+    check: Check,
+    *,
+    keep_models: bool = False,
+    objects: Mapping[str, Given] = MappingProxyType({}),
+    callbacks: Callbacks = (),
+) -> Message:
+    """Runs an order and keeps its record in a folder: that of any run with its models, or only what can be compared.
+
+    What was given as an object is in `objects`, by the path of its order.
+    """
+    experiment, folder = Experiment(**order.experiment), Path(order.path)
+    given = objects.get(order.path, Given())
+    hear = [check, *callbacks]
+    if keep_models and can_go_on(folder, experiment):
+        result = resume(folder, method=given.method, dataset=given.dataset, models=given.models, callbacks=hear)
+    else:
+        federation = cached_federation(experiment, federations, given.dataset)
+        given = replace(given, federation=federation)
+        out = folder if keep_models else None
+        result = run_experiment(experiment, out, overwrite=keep_models, callbacks=hear, given=given)
+    if not result.finished:
+        raise KeyboardInterrupt
+    if not keep_models:
+        write_record(folder, result, federation)
+    metric = result.summary.get("metric", "accuracy")
+    scores = result.accuracy if metric == "accuracy" else result.metrics[metric]
+    return {"test": scores["test"], "metric": metric}
+
+
+def can_go_on(folder: Path, experiment: Experiment) -> bool:
+    """Returns whether a folder holds this experiment, begun and not finished."""
+    try:
+        return read_text(folder / EXPERIMENT) == experiment_text(experiment) and not (folder / RESULT).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def write_record(folder: Path, result: Result, federation: FederationData) -> None:
+    """Writes the record of a run without its models, whole or not at all."""
+    part = folder.with_name(folder.name + PART)
+    with explained(f"{folder} cannot be written to", RunError):
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir(parents=True)
+        directory = RunDirectory(part)
+        directory.begin(experiment_text(Experiment(**result.summary["experiment"])))
+        cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
+        for record in result.rounds:
+            directory.append_round(record)
+        directory.write_result(result.summary)
+        if folder.exists():
+            shutil.rmtree(folder)  # of an earlier version, or damaged
+        part.rename(folder)
+        sync_folder(folder.parent)
 
 
 # Folders of many results.
