@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from graft.experiments.predictions import Predictions
     from graft.experiments.result import Result
     from graft.experiments.run import resume, run
+    from graft.experiments.sweep.sweep import Sweep, sweep
     from graft.experiments.verdicts import Verdict
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
@@ -87,6 +88,7 @@ _MODULES = {
     "experiments.predictions": ("Predictions",),
     "experiments.result": ("Result",),
     "experiments.run": ("resume", "run"),
+    "experiments.sweep.sweep": ("Sweep", "sweep"),
     "experiments.verdicts": ("Verdict",),
     "federation.clients": ("Clients", "Replies"),
     "federation.fleet": ("Fleet",),
@@ -159,6 +161,7 @@ __all__ = [
     "Server",
     "Session",
     "Stream",
+    "Sweep",
     "Topology",
     "Training",
     "Tree",
@@ -199,6 +202,7 @@ __all__ = [
     "stack",
     "start_linear",
     "step",
+    "sweep",
     "unflatten",
     "weighted_mean",
 ]
