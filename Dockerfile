@@ -24,7 +24,7 @@ COPY --from=build /opt/graft /opt/graft
 # Caches lie in /tmp, which everybody may write to: with --user there may be no home.
 ENV PATH=/opt/graft/bin:$PATH PYTHONUNBUFFERED=1 GRAFT_DATA=/data XDG_CACHE_HOME=/tmp/cache MPLCONFIGDIR=/tmp/matplotlib
 RUN useradd --uid 1000 --create-home graft && install --directory --owner graft --group graft /data /work
-USER graft
+USER 1000
 WORKDIR /work
 RUN graft list methods > /dev/null
 ENTRYPOINT ["graft"]
