@@ -11,7 +11,7 @@ import pytest
 
 from graft.errors import InputError
 from graft.field_docs import FieldDoc, describe_fields
-from graft.fields import in_words, rules
+from graft.fields import Search, in_words, rules, search_spaces
 from graft.methods import METHODS, PLUGS
 from graft.options import parse_value
 
@@ -24,9 +24,10 @@ OWN = """\
     from typing import Annotated, ClassVar, Literal
 
     import annotated_types
+    import graft
     from annotated_types import Ge, Interval, Lt
 
-    from elsewhere import STEPS, Share
+    from elsewhere import MOST, STEPS, Share
     from graft.methods.fedprox import FedProx
 
     Mode = Literal["fast", "slow"]
@@ -39,10 +40,10 @@ OWN = """\
         mu: float = 0.5
         # How often,
         # in a round.
-        steps: Annotated[int, annotated_types.Ge(1)] = STEPS
+        steps: Annotated[int, annotated_types.Ge(1), graft.Search(1, MOST)] = STEPS
         share: Share = 0.5
         mode: Mode = "fast"  # of training
-        center: bool = True  # whether features are centred # or not
+        center: Annotated[bool, graft.Search(choices=(True, False))] = True  # whether features are centred # or not
         rate: Annotated[float, Interval(gt=0, le=1)] | None = None  # of dropout
         names: list[str] = field(default_factory=list)
         text: typing.Literal["", "a"] = ""
@@ -53,6 +54,7 @@ ELSEWHERE = """\
     from annotated_types import Ge, Lt
 
     STEPS = 3
+    MOST = 8
     Share = Annotated[float, Ge(0), Lt(1)]
 """
 
@@ -67,11 +69,11 @@ def test_class_of_another_file_is_listed_by_hand(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, "elsewhere.py", ELSEWHERE)
     assert describe_fields(write(tmp_path, "my_method.py", OWN), "FedSoft") == [
-        FieldDoc("mu", "float", "at least 0", "0.5", "strength of the pull; 0 is FedAvg"),
-        FieldDoc("steps", "int", "at least 1", "3", "How often, in a round."),
+        FieldDoc("mu", "float", "at least 0", "0.5", "strength of the pull; 0 is FedAvg", Search(1e-4, 1.0, log=True)),
+        FieldDoc("steps", "int", "at least 1", "3", "How often, in a round.", Search(1, 8)),
         FieldDoc("share", "float", "at least 0 and below 1", "0.5", ""),
         FieldDoc("mode", "fast | slow", "", "fast", "of training"),
-        FieldDoc("center", "bool", "", "true", "whether features are centred # or not"),
+        FieldDoc("center", "bool", "", "true", "whether features are centred # or not", Search(choices=(True, False))),
         FieldDoc("rate", "float | None", "above 0 and at most 1", "none", "of dropout"),
         FieldDoc("names", "list[str]", "", "field(default_factory=list)", ""),
         FieldDoc("text", '"" | a', "", '""', ""),
@@ -89,6 +91,7 @@ def test_listing_agrees_with_the_class(kind):
         assert parse_value(doc.default) == field.default
         rule = rules(kind).get(doc.name)
         assert doc.bounds == (in_words(rule.bounds) if rule else "")
+        assert doc.search == search_spaces(kind).get(doc.name)
         if rule and rule.choices:
             assert doc.type == " | ".join(map(str, rule.choices))
 

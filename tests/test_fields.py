@@ -14,7 +14,7 @@ from graft.errors import InputError
 from graft.experiments.make_method import make_method
 from graft.federation.method import Method
 from graft.federation.plug import plugged
-from graft.fields import check_field, check_fields, describe_bounds
+from graft.fields import Search, check_field, check_fields, describe_bounds, search_spaces
 from graft.methods import METHODS, PLUGS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedprox import FedProx
@@ -263,3 +263,97 @@ def test_setting_is_refused_in_the_words_of_the_class(name, value):
         make_method("fedprox", {name: value})
     assert str(by_name.value) == str(by_class.value)
     assert make_method("fedprox", {name: 5}) == FedProx(mu=5.0)
+
+
+# Search spaces.
+
+
+@dataclass(frozen=True)
+class Searched(Method):
+    mu: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 0.1
+    steps: Annotated[int, Ge(1), Search(1, 8)] = 3
+    mode: Annotated[Literal["fast", "slow", "off"], Search(choices=("fast", "slow"))] = "fast"
+    center: Annotated[bool, Search(choices=(True, False))] = True
+    clip: Annotated[float, Gt(0), Search(0.5, 2.0)] | None = None
+    fixed: float = 1.0
+
+
+@dataclass(frozen=True)
+class SearchedElsewhere(Searched):
+    mu: float = 5.0  # out of the space of the base class, which stays
+    steps: Annotated[int, Search()] = 4
+    mode: Annotated[Literal["fast", "slow", "off"], Search(choices=("slow", "off"))] = "off"
+
+
+def test_search_spaces_are_declared_beside_fields():
+    assert search_spaces(Searched) == {
+        "mu": Search(1e-3, 1.0, log=True),
+        "steps": Search(1, 8),
+        "mode": Search(choices=("fast", "slow")),
+        "center": Search(choices=(True, False)),
+        "clip": Search(0.5, 2.0),
+    }
+
+
+def test_subclass_keeps_drops_or_replaces_a_search_space():
+    spaces = search_spaces(SearchedElsewhere)
+    assert spaces["mu"] == Search(1e-3, 1.0, log=True)
+    assert "steps" not in spaces
+    assert spaces["mode"] == Search(choices=("slow", "off"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "reason"),
+    [
+        (Annotated[float, Ge(0)], Search(-1.0, 1.0), "has -1.0; it must be at least 0"),
+        (Annotated[float, Ge(0), Lt(1)], Search(0.0, 1.0), "has 1.0; it must be at least 0 and below 1"),
+        (int, Search(0.5, 2.0), "has 0.5; it must be a whole number"),
+        (Literal["a", "b"], Search(choices=("a", "c")), "has 'c'; it must be a or b"),
+        (Literal["a", "b"], Search(0.0, 1.0), "has 0.0; it must be a or b"),
+        (bool, Search(choices=(0, 1)), "has 0; it must be a bool"),
+        (bool, Search(0.0, 1.0), "only numbers have a range"),
+        (str, Search(choices=("gcn", 3)), "has 3; it must be a str"),
+        (float, Search(choices=(True, False)), "has True; it must be a number"),
+        (list[str], Search(choices=("a", "b")), "only numbers have a range"),
+    ],
+)
+def test_space_that_its_field_cannot_have_is_an_error_in_the_method(kind, space, reason):
+    annotations = {"value": Annotated[kind, space]}
+    broken = dataclass(frozen=True)(type("Broken", (Method,), {"__annotations__": annotations, "value": None}))
+    with pytest.raises(InputError, match=f"search space .* of value of Broken.*{reason}"):
+        broken()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"low": 1.0}, "from one finite number to a greater one"),
+        ({"low": 1.0, "high": 1.0}, "from one finite number to a greater one"),
+        ({"low": 0.0, "high": math.inf}, "from one finite number to a greater one"),
+        ({"low": 0.0, "high": 1.0, "log": True}, "factors need a range above 0"),
+        ({"low": 0.0, "high": 1.0, "choices": (0.0, 1.0)}, "and not both"),
+        ({"choices": ("a",)}, "there must be several choices"),
+        ({"choices": ("a", "a")}, "each of them once"),
+        ({"log": True, "choices": (1, 2)}, "log is for a range"),
+    ],
+)
+def test_space_that_cannot_be_is_refused(arguments, reason):
+    with pytest.raises(InputError, match=reason):
+        Search(**arguments)
+
+
+def test_space_says_itself_as_the_command_line_takes_it():
+    assert str(Search(1e-4, 1.0, log=True)) == "0.0001..1:log"
+    assert str(Search(1, 10)) == "1..10"
+    assert str(Search(choices=("adam", "sgd"))) == "adam,sgd"
+    assert str(Search(choices=(True, False))) == "true,false"
+    assert str(Search(choices=(0, 1, 2.5))) == "0,1,2.5"
+
+
+def test_values_lie_in_a_space_or_not():
+    assert 1.0 in Search(0.0, 1.0)
+    assert 1.1 not in Search(0.0, 1.0)
+    assert "sgd" in Search(choices=("adam", "sgd"))
+    assert 1 not in Search(choices=(True, False))
+    assert None not in Search(0.0, 1.0)
+    assert not Search()

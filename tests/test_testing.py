@@ -13,6 +13,7 @@ from graft.errors import GraftError, InputError
 from graft.federation.clients import Request
 from graft.federation.method import step
 from graft.federation.reveals import MODEL, Reveals
+from graft.fields import Search
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedomd import FedOMD
@@ -148,6 +149,15 @@ class TakesAnything(FedAvg):
     plan: Any = None
 
 
+@dataclass(frozen=True)
+class SearchesWhatItRefuses(FedAvg):
+    share: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.1
+
+    def check(self):
+        if self.share > 0.5:
+            raise InputError("more than a half")
+
+
 class TrainsInCompanyOnly(FedAvg):
     @step
     def train(self, fleet, model):
@@ -237,6 +247,7 @@ BROKEN = [
     (leaks.fields_depend_on_what_they_declare, SaysThatItsVoteIsAFingerprint, "but on none it does"),
     (contract.no_state_appears_after_the_first_round, AddsStateLate, "the server keeps another state .*: late"),
     (contract.settings_are_checked, ForgetsItsBounds, "share = -1.0 is not refused"),
+    (contract.search_spaces_can_be_tried, SearchesWhatItRefuses, "0..1 of share holds 1.0, .* more than a half"),
     (contract.settings_are_checked, TakesAnything, "plan = <object .* is not refused"),
     (contract.a_federation_of_one_trains, TrainsInCompanyOnly, "a client alone does not train"),
     (contract.a_client_without_edges_is_fine, DividesByEdges, "no longer a finite number"),

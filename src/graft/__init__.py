@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from graft.federation.server import Server
     from graft.federation.session import Session
     from graft.federation.topologies import Topology
+    from graft.fields import Search
     from graft.graphs.fleet_graph import FleetGraph
     from graft.methods import METHODS, PLUGS
     from graft.models import FAMILIES, MODELS
@@ -102,6 +103,7 @@ _MODULES = {
     "federation.server": ("Server",),
     "federation.session": ("Session",),
     "federation.topologies": ("Topology",),
+    "fields": ("Search",),
     "graphs.fleet_graph": ("FleetGraph",),
     "methods": ("METHODS", "PLUGS"),
     "models": ("FAMILIES", "MODELS"),
@@ -158,6 +160,7 @@ __all__ = [
     "Reveals",
     "RunError",
     "RunStart",
+    "Search",
     "Server",
     "Session",
     "Stream",

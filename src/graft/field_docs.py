@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import annotated_types
 
 from graft.errors import InputError
-from graft.fields import bounds_in, in_words
+from graft.fields import Search, bounds_in, in_words
 from graft.source import FieldSource, SourceError, read_class, read_value
 
-BOUNDS = ("Ge", "Gt", "Le", "Lt", "Interval")
+NOTES = {name: getattr(annotated_types, name) for name in ("Ge", "Gt", "Le", "Lt", "Interval")} | {"Search": Search}
 
 
 class FieldDoc(NamedTuple):
@@ -25,6 +25,7 @@ class FieldDoc(NamedTuple):
     bounds: str  # as "at least 0 and below 1"; empty without any
     default: str  # as `--set` takes it; empty where a value must be given
     meaning: str  # the comment beside or above the field; that of the base class where a subclass has none
+    search: Search | None = None  # the values that a tuning tries; None: it stays as it is
 
 
 def describe_fields(source: Path | str, class_name: str) -> list[FieldDoc]:
@@ -39,7 +40,8 @@ def describe_fields(source: Path | str, class_name: str) -> list[FieldDoc]:
 
 
 def describe_field(name: str, field: FieldSource) -> FieldDoc:
-    """Returns a field in words; bounds and meaning are those of the base class where a subclass gives none."""
+    """Returns a field in words; bounds, meaning and search space are those of the base class where a subclass gives
+    none."""
     inherited = describe_field(name, field.redeclares) if field.redeclares else FieldDoc(name, "", "", "", "")
     type_words, notes = describe_type(field.module, ast.parse(field.annotation, mode="eval").body)
     return FieldDoc(
@@ -48,11 +50,12 @@ def describe_field(name: str, field: FieldSource) -> FieldDoc:
         in_words(tuple(bounds_in(notes))) or inherited.bounds,
         in_settings(field.module, ast.parse(field.default, mode="eval").body) if field.default else "",
         field.meaning or inherited.meaning,
+        next((note for note in notes if isinstance(note, Search)), inherited.search) or None,
     )
 
 
 def describe_type(module: Path, annotation: ast.expr) -> tuple[str, list[Any]]:
-    """Returns a type in words, and the bounds that are annotated with it."""
+    """Returns a type in words, and the bounds and the search space that are annotated with it."""
     match annotation:
         case ast.Constant(value=str(text)):
             return describe_type(module, ast.parse(text, mode="eval").body)
@@ -60,7 +63,7 @@ def describe_type(module: Path, annotation: ast.expr) -> tuple[str, list[Any]]:
             return describe_type(*alias)
         case ast.Subscript(value=generic, slice=ast.Tuple(elts=[first, *notes])) if last_name(generic) == "Annotated":
             words, inner = describe_type(module, first)
-            return words, [*inner, *(bound for note in notes if (bound := make_bound(module, note)))]
+            return words, [*inner, *(made for note in notes if (made := make_note(module, note)) is not None)]
         case ast.Subscript(value=generic, slice=arguments) if last_name(generic) == "Literal":
             choices = arguments.elts if isinstance(arguments, ast.Tuple) else [arguments]
             return " | ".join(in_settings(module, choice) for choice in choices), []
@@ -70,13 +73,13 @@ def describe_type(module: Path, annotation: ast.expr) -> tuple[str, list[Any]]:
     return ast.unparse(annotation), []
 
 
-def make_bound(module: Path, note: ast.expr) -> Any:
-    """Returns a bound as `Ge(0)` from its source; None for any other annotation."""
-    if not isinstance(note, ast.Call) or last_name(note.func) not in BOUNDS:
+def make_note(module: Path, note: ast.expr) -> Any:
+    """Returns a bound as `Ge(0)`, or a search space, from its source; None for any other annotation."""
+    if not isinstance(note, ast.Call) or last_name(note.func) not in NOTES:
         return None
-    limits = [constant(module, argument) for argument in note.args]
-    named_limits = {str(keyword.arg): constant(module, keyword.value) for keyword in note.keywords}
-    return getattr(annotated_types, last_name(note.func))(*limits, **named_limits)
+    arguments = [constant(module, argument) for argument in note.args]
+    named = {str(keyword.arg): constant(module, keyword.value) for keyword in note.keywords}
+    return NOTES[last_name(note.func)](*arguments, **named)
 
 
 def constant(module: Path, node: ast.expr) -> Any:

@@ -1,8 +1,8 @@
-"""Bounds and choices of dataclass fields, declared by their types and checked in one place.
+"""Bounds, choices and search spaces of dataclass fields, declared by their types and checked in one place.
 
-A field is declared as `Annotated[float, Ge(0), Lt(1)]`, with the `Ge`, `Gt`, `Le`, `Lt` and `Interval` of
-`annotated_types`. Numbers must be finite, unless `Le(math.inf)` lets infinity in. A subclass that declares a field
-again with a plain type gives it another default and keeps its bounds.
+A field is declared as `Annotated[float, Ge(0), Lt(1), Search(0.1, 0.9)]`, with the `Ge`, `Gt`, `Le`, `Lt` and
+`Interval` of `annotated_types`. Numbers must be finite, unless `Le(math.inf)` lets infinity in. A subclass that
+declares a field again with a plain type gives it another default and keeps its bounds and its search space.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
@@ -20,6 +20,60 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from graft.errors import InputError
+
+
+@dataclass(frozen=True)
+class Search:
+    """The values of a field that a tuning tries: a range of numbers, or some choices.
+
+    `Search()` is no values at all: a subclass keeps a field as it is which its base class lets vary.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False  # whether factors count, not differences
+    choices: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if problem := self._problem():
+            raise InputError(f"A search space cannot be {self}: {problem}.")
+
+    def _problem(self) -> str:
+        low, high = self.low, self.high
+        if low is None and high is None:
+            if self.log:
+                return "log is for a range"
+            several = len({(type(choice), choice) for choice in self.choices}) == len(self.choices) > 1
+            return "" if several or not self.choices else "there must be several choices, each of them once"
+        if self.choices:
+            return "it is a range or some choices, and not both"
+        if low is None or high is None or not (is_finite(low) and is_finite(high)) or low >= high:
+            return "a range goes from one finite number to a greater one"
+        return "factors need a range above 0" if self.log and low <= 0 else ""
+
+    def __bool__(self) -> bool:
+        return bool(self.choices) or self.low is not None
+
+    def __contains__(self, value: Any) -> bool:
+        if self.low is None or self.high is None:
+            return any(choice == value and type(choice) is type(value) for choice in self.choices)
+        return is_finite(value) and self.low <= value <= self.high
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """Returns both ends of a range, or all choices."""
+        return self.choices if self.low is None else (self.low, self.high)
+
+    def __str__(self) -> str:
+        """As `graft tune --space name=` takes it: 0.001..1:log, or adam,sgd."""
+        if self.low is None and self.high is None:
+            return ",".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in self.choices)
+        low, high = ("" if end is None else f"{end:.10g}" for end in (self.low, self.high))
+        return f"{low}..{high}{':log' if self.log else ''}"
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Bound(NamedTuple):
@@ -84,10 +138,22 @@ def describe_bounds(annotation: Any) -> str:
     return in_words(rule.bounds) if rule else ""
 
 
-@cache
 def rules(kind: type) -> dict[str, Rule]:
     """Returns the rules of all fields of a dataclass that have one, those of its bases included."""
+    return read_types(kind)[0]
+
+
+def search_spaces(kind: type) -> dict[str, Search]:
+    """Returns what a tuning tries of the fields of a dataclass, those of its bases included; empty where it keeps all
+    as they are."""
+    return read_types(kind)[1]
+
+
+@cache
+def read_types(kind: type) -> tuple[dict[str, Rule], dict[str, Search]]:
+    """Returns the rules and the search spaces of the fields of a dataclass; a space that breaks a rule is refused."""
     by_name: dict[str, Rule | None] = {}
+    spaces: dict[str, Search] = {}
     for base in reversed(kind.__mro__):
         try:
             types = get_type_hints(base, include_extras=True)
@@ -98,7 +164,35 @@ def rules(kind: type) -> dict[str, Rule]:
             if rule and inherited and not rule.bounds:
                 rule = rule._replace(bounds=inherited.bounds)
             by_name[name] = rule
-    return {field.name: rule for field in fields(kind) if (rule := by_name.get(field.name))}
+            spaces.update((name, note) for note in notes_of(types[name]) if isinstance(note, Search))
+            if name in spaces:
+                check_space(f"{name} of {kind.__name__}", spaces[name], rule, plain_type(types[name]))
+    names = [field.name for field in fields(kind)]
+    rules_of_fields = {name: rule for name in names if (rule := by_name.get(name))}
+    return rules_of_fields, {name: space for name in names if (space := spaces.get(name))}
+
+
+def check_space(what: str, space: Search, rule: Rule | None, plain: Any) -> None:
+    """Refuses a search space with values that its field may not have."""
+    if rule is None and space and (plain not in (bool, str) or not space.choices):
+        raise InputError(f"The search space {space} of {what} cannot be: only numbers have a range.")
+    for value in space.ends:
+        wanted = rule.wanted(value) if rule else "" if isinstance(value, plain) else f"a {plain.__name__}"
+        if wanted or (rule and not rule.choices and isinstance(value, bool)):
+            raise InputError(f"The search space {space} of {what} has {value!r}; it must be {wanted or 'a number'}.")
+
+
+def notes_of(annotation: Any) -> list[Any]:
+    """Returns all that a type is annotated with."""
+    if get_origin(annotation) is Annotated:
+        inner, *notes = get_args(annotation)
+        return [*notes_of(inner), *notes]
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    return [note for member in members for note in notes_of(member)]
+
+
+def plain_type(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def rule_of(annotation: Any) -> Rule | None:

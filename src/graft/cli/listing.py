@@ -84,5 +84,6 @@ def describe(table: Registry[Any], name: str) -> None:
         say("\nSettings, as in --set name=value:" if table in (METHODS, PLUGS) else "\nFields:")
     for field in fields:
         default = f" = {field.default}" if field.default else ""
-        kind = f"{field.type}, {field.bounds}" if field.bounds else field.type
+        search = f"searched {field.search}" if field.search else ""
+        kind = ", ".join(filter(None, [field.type, field.bounds, search]))
         say(f"  {field.name}{default}  ({kind})" + (f"\n      {field.meaning}" if field.meaning else ""))

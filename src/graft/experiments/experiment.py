@@ -17,7 +17,7 @@ from graft.experiments.make_method import check_settings
 from graft.experiments.validation import validated
 from graft.federation import check_topology
 from graft.federation.metric_names import parse_metrics
-from graft.fields import check_fields
+from graft.fields import Search, check_fields
 from graft.methods import METHODS, PLUGS
 from graft.models import MODELS, list_models, parse_model
 from graft.options import split_options
@@ -88,10 +88,10 @@ class Experiment:
         str | list[str], Doc("Models by name, or as my_model.py:Net; client k gets entry k modulo their number.")
     ] = "gcn"
     width: Annotated[int, Ge(1), Le(WIDEST), Doc("Width of the hidden layers.")] = 64
-    dropout: Annotated[float, Ge(0), Lt(1), Doc("Dropout between layers.")] = 0.5
+    dropout: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.8), Doc("Dropout between layers.")] = 0.5
     head: Annotated[Literal["linear", "conv"], Doc("linear or conv.")] = "linear"
     rounds: Annotated[int, Ge(1), Le(LONG), Doc("Rounds of the federation.")] = 100
-    epochs: Annotated[int, Ge(1), Le(LONG), Doc("Local epochs a round.")] = 3
+    epochs: Annotated[int, Ge(1), Le(LONG), Search(1, 10, log=True), Doc("Local epochs a round.")] = 3
     batches: Annotated[int, Ge(1), Le(LONG), Doc("Steps an epoch, each on a part of a client's nodes.")] = 1
     loss: Annotated[Literal["cross_entropy", "focal"], Doc("cross_entropy or focal, for rare classes.")] = (
         "cross_entropy"
@@ -101,12 +101,18 @@ class Experiment:
         Literal["none", "balanced"], Doc("balanced: every class of a client weighs the same in its loss.")
     ] = "none"
     optimizer: Annotated[
-        Literal["adam", "sgd", "momentum"], Doc("adam, sgd, or momentum: SGD that keeps 0.9 of its last step.")
+        Literal["adam", "sgd", "momentum"],
+        Search(choices=("adam", "sgd", "momentum")),
+        Doc("adam, sgd, or momentum: SGD that keeps 0.9 of its last step."),
     ] = "adam"
-    learning_rate: Annotated[float, Gt(0), Doc("Step size of the local optimiser.")] = 0.01
-    weight_decay: Annotated[float, Ge(0), Doc("L2 penalty of the local optimiser.")] = 5e-4
+    learning_rate: Annotated[float, Gt(0), Search(1e-3, 0.5, log=True), Doc("Step size of the local optimiser.")] = 0.01
+    weight_decay: Annotated[float, Ge(0), Search(1e-6, 1e-2, log=True), Doc("L2 penalty of the local optimiser.")] = (
+        5e-4
+    )
     optimizer_state: Annotated[
-        Literal["persistent", "reset"], Doc("Moments kept over rounds: persistent, or reset in each.")
+        Literal["persistent", "reset"],
+        Search(choices=("persistent", "reset")),
+        Doc("Moments kept over rounds: persistent, or reset in each."),
     ] = "persistent"
     seed: Annotated[int, Ge(0), Le(2**63 - 1), Doc("Seed of partition, split, weights and training.")] = 0
     weight_by: Annotated[

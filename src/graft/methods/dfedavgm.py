@@ -14,6 +14,7 @@ from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
 from graft.federation.reveals import Reveals
 from graft.federation.topologies import Topology
+from graft.fields import Search
 from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree, unsqueeze_to
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class DFedAvgM(PeerMethod):
         "share_move/size": Reveals("size of a quantisation step of that update", when="if bits is not 0"),
     }
 
-    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9  # theta: momentum of SGD
+    momentum: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.95)] = 0.9  # theta: momentum of SGD
     bits: Literal[0, 8, 16] = 0  # of every quantised number; 0: models are sent as they are
     rounding: Literal["nearest", "stochastic"] = "nearest"  # of quantised numbers; stochastic is unbiased
 

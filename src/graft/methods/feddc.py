@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.reveals import Reveals
+from graft.fields import Search
 from graft.methods.fedavg import FedAvg
 from graft.methods.scaffold import CONTROL, Average, add_share, mean_gradient, nothing, votes
 from graft.tensors.trees import (
@@ -45,7 +46,8 @@ class FedDC(FedAvg):
         "train/drift_norm": Reveals("norm of the sum of the client's updates so far"),
     }
 
-    alpha: Annotated[float, Ge(0)] = 0.1  # weight of the pull towards the received model less the client's drift
+    # Weight of the pull towards the received model less the client's drift.
+    alpha: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 0.1
     # SCAFFOLD's correction of every gradient. It takes local steps for gradients, which they are with SGD alone: "auto"
     # leaves it out with Adam, where zeros travel in its place; "off" sends nothing.
     correction: Literal["auto", "on", "off"] = "auto"

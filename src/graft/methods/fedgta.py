@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, Reveals
+from graft.fields import Search
 from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree, select_clients, write_rows
 
@@ -36,12 +37,15 @@ class FedGTA(Method):
         "train/confidence": Reveals("confidence of the same, weighted by degree and summed over nodes"),
     }
 
-    propagation_steps: Annotated[int, Ge(0)] = 5  # k: how often predictions are propagated
-    propagation: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the neighbours in each step, beside the node itself
-    temperature: Annotated[float, Gt(0)] = 20.0  # softens predictions before their confidence is measured
-    moments: Literal["hybrid", "raw", "central"] = "hybrid"  # of the predictions of each class; hybrid is both
-    orders: Annotated[int, Ge(1)] = 10  # the moments of order 1 to this one are compared
-    threshold: float = 0.5  # epsilon: clients mix whose moments have a cosine above it
+    propagation_steps: Annotated[int, Ge(0), Search(1, 10)] = 5  # k: how often predictions are propagated
+    # Share of the neighbours in each step, beside the node itself.
+    propagation: Annotated[float, Ge(0), Le(1), Search(0.1, 0.9)] = 0.5
+    # Softens predictions before their confidence is measured.
+    temperature: Annotated[float, Gt(0), Search(1.0, 50.0, log=True)] = 20.0
+    # Of the predictions of each class; hybrid is both.
+    moments: Annotated[Literal["hybrid", "raw", "central"], Search(choices=("hybrid", "raw"))] = "hybrid"
+    orders: Annotated[int, Ge(1), Search(2, 20)] = 10  # the moments of order 1 to this one are compared
+    threshold: Annotated[float, Search(0.3, 0.99)] = 0.5  # epsilon: clients mix whose moments have a cosine above it
 
     def start_server(self, server: Server) -> None:
         same = broadcast_tree(server.initial(), server.clients, server.device)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.reveals import MODEL, NODES, VOTE, Reveals
+from graft.fields import Search
 from graft.methods.fedavg import FedAvg
 from graft.models.ortho_gcn import OrthoGCN, departure
 from graft.tensors.randomness import Stream
@@ -55,15 +56,17 @@ class FedOMD(FedAvg):
         "match/discrepancy": Reveals("distance of its moments to those of all clients", ("features", "edges")),
     }
 
-    alpha: Annotated[float, Ge(0)] = 5e-4  # weight of the pull of the layers towards orthogonal matrices
-    beta: Annotated[float, Ge(0)] = 0.1  # weight of the discrepancy; 0: none, and only weights are sent
+    # Weight of the pull of the layers towards orthogonal matrices.
+    alpha: Annotated[float, Ge(0), Search(1e-5, 1e-2, log=True)] = 5e-4
+    # Weight of the discrepancy; 0: none, and only weights are sent.
+    beta: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 0.1
     order: Annotated[int, Ge(2)] = 5  # highest central moment that is matched, beside the mean and all from 2 on
     span_from: Literal["global", "fixed"] = "global"  # b - a: per layer over all clients, or the number in span
     span: Annotated[float, Gt(0)] = 1.0  # b - a where it is fixed
     orthogonal: bool = True  # off: plain graph convolutions in place of the orthogonal ones, and no pull by alpha
     newton_steps: Annotated[int, Ge(0)] = 4  # Newton iterations towards the nearest orthogonal matrix
     # Share of the trained matrix in the one that is made orthogonal; the rest is the identity.
-    hybrid: Annotated[float, Gt(0), Le(1)] = 0.2
+    hybrid: Annotated[float, Gt(0), Le(1), Search(0.1, 0.9)] = 0.2
     center: bool = False  # whether the mean of each row is subtracted before orthogonalisation
     orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
     pull_on: Literal["raw", "effective"] = "raw"  # which matrix alpha pulls: the trained one, or the one made of it
@@ -166,7 +169,7 @@ class FedOMD(FedAvg):
 class FedOMDPaper(FedOMD):
     """FedOMD as published: the moments count a hundred times as much."""
 
-    beta: float = 10.0
+    beta: Annotated[float, Search()] = 10.0
 
 
 def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
+from graft.fields import Search
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Weights, squared_distance
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class FedProx(FedAvg):
     """FedAvg with a pull towards the model that was received."""
 
-    mu: Annotated[float, Ge(0)] = 1e-3  # strength of the pull; 0 is FedAvg
+    mu: Annotated[float, Ge(0), Search(1e-4, 1.0, log=True)] = 1e-3  # strength of the pull; 0 is FedAvg
 
     def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:
         pull = squared_distance(weights, received, skip=fleet.model.frozen)

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn import functional
 
+from graft.fields import Search
 from graft.methods.fedproto import PrototypeMethod
 from graft.methods.fedproto.prototypes import distances, mean_norm, owner_means
 from graft.models.architecture import Model, linear, start_linear
@@ -29,8 +30,9 @@ class FedTGP(PrototypeMethod):
     """The server trains one prototype a class to be near what its owners sent and, by a margin, far from the rest."""
 
     margin_cap: Annotated[float, Ge(0), Le(math.inf)] = 100.0  # tau: the largest margin; inf: no cap
-    server_epochs: Annotated[int, Ge(0)] = 100  # S: full-batch steps of Adam on the server in a round
-    server_learning_rate: Annotated[float, Gt(0)] = 0.01  # of these steps
+    # S: full-batch steps of Adam on the server in a round.
+    server_epochs: Annotated[int, Ge(0), Search(10, 100, log=True)] = 100
+    server_learning_rate: Annotated[float, Gt(0), Search(1e-3, 0.1, log=True)] = 0.01  # of these steps
     hidden: Annotated[int, Ge(0)] = 0  # width of the generator's hidden layer; 0: as wide as the embeddings
 
     def start_server(self, server: Server) -> None:

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le
 from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, VOTE
+from graft.fields import Search
 from graft.tensors.trees import Tree, Weights, weighted_mean
 from graft.training.losses import divergence
 
@@ -32,11 +33,15 @@ class FML(Method):
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {"train/meme": MODEL, "train/weight": replace(VOTE, when="if weighting is by_weight")}
 
-    alpha: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the local model's loss, beside distillation
-    beta: Annotated[float, Ge(0), Le(1)] = 0.5  # share of the labels in the meme's loss, beside distillation
+    # Share of the labels in the local model's loss, beside distillation.
+    alpha: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
+    # Share of the labels in the meme's loss, beside distillation.
+    beta: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
     meme: str = "gcn"  # architecture of the model that is sent
-    temperature: Annotated[float, Gt(0)] = 1.0  # softens the predictions of both where they are compared
-    kd_nodes: Nodes = "train"  # where they are compared: on training nodes, or on all nodes of the client
+    # Softens the predictions of both where they are compared.
+    temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
+    # Where they are compared: on training nodes, or on all nodes of the client.
+    kd_nodes: Annotated[Nodes, Search(choices=("train", "all"))] = "train"
     weighting: Literal["uniform", "by_weight"] = "uniform"  # all memes alike, or by the experiment's weight_by
 
     def start_server(self, server: Server) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, mix_models
 from graft.federation.reveals import MODEL, RANDOM_LINKS, VOTE
+from graft.fields import Search
 from graft.tensors.trees import Tree, flatten, shares_among, trainable, unflatten
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Gossip(PeerMethod):
 
     reveals: ClassVar = {"cut/segments": MODEL, "cut/vote": VOTE, "pull/links": RANDOM_LINKS}
 
-    segments: Annotated[int, Ge(1)] = 10  # S: number of segments of a model
+    segments: Annotated[int, Ge(1), Search(1, 20, log=True)] = 10  # S: number of segments of a model
     sources: Annotated[int, Ge(0)] = 2  # R: from how many peers a segment is pulled; 0 is local training
 
     def round(self, peers: Peers) -> None:  # type: ignore[override]

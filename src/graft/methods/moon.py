@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from graft.federation.fleet import Nodes
 from graft.federation.method import step
+from graft.fields import Search
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, Weights
 from graft.training.losses import mean_over
@@ -27,8 +28,8 @@ class MOON(FedAvg):
     A client that has not trained before has no last model, and then no such loss.
     """
 
-    mu: Annotated[float, Ge(0)] = 1.0  # weight of the contrast; 0 is FedAvg
-    temperature: Annotated[float, Gt(0)] = 0.5  # tau: divides the cosines
+    mu: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 1.0  # weight of the contrast; 0 is FedAvg
+    temperature: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 0.5  # tau: divides the cosines
     nodes: Nodes = "all"  # whose embeddings are contrasted: those of all nodes, or of the training nodes
 
     def start_client(self, fleet: Fleet) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, heard_mask, mix_models
 from graft.federation.reveals import RANDOM_LINKS, Reveals
+from graft.fields import Search
 from graft.tensors.trees import Tree, Weights, select_clients
 from graft.training.losses import mean_over
 
@@ -39,7 +40,8 @@ class PENS(PeerMethod):
 
     sampled: Annotated[int, Ge(0)] = 10  # n_s: how many models a peer tries in a round of the first phase
     chosen: Annotated[int, Ge(0)] = 2  # m: how many of them it takes; in the second phase, how many peers it mixes with
-    first_phase: Annotated[float, Ge(0), Le(1)] = 0.2  # share of all rounds in which models are tried
+    # Share of all rounds in which models are tried.
+    first_phase: Annotated[float, Ge(0), Le(1), Search(0.05, 0.5)] = 0.2
     judge: Literal["train", "val"] = "train"  # the nodes on whose loss models are compared
 
     def start_client(self, fleet: Fleet) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.reveals import Reveals
+from graft.fields import Search
 from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, weighted_mean
 
@@ -34,7 +35,8 @@ class SCAFFOLD(FedAvg):
 
     reveals: ClassVar = {"train/change": CONTROL}
 
-    server_step: Annotated[float, Gt(0)] = 1.0  # eta_g: step of the server from its model towards the clients' mean
+    # eta_g: step of the server from its model towards the clients' mean.
+    server_step: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 1.0
     # A client's new control: its gradient at the model it received (option I), or the mean of its local steps (option
     # II), which are gradients with SGD alone; "auto" takes the steps with SGD and the gradient with Adam.
     control: Literal["auto", "gradient", "steps"] = "auto"

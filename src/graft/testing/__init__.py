@@ -22,6 +22,7 @@ CLAIMS = (
     leaks.no_message_holds_raw_data,
     contract.no_state_appears_after_the_first_round,
     contract.settings_are_checked,
+    contract.search_spaces_can_be_tried,
     contract.a_federation_of_one_trains,
     contract.a_client_without_edges_is_fine,
     contract.a_client_without_labels_is_fine,

@@ -21,7 +21,7 @@ from graft.federation.clients import Replies, Request
 from graft.federation.method import Method
 from graft.federation.session import Session, SessionState
 from graft.federation.setup import Setup
-from graft.fields import Bound, rules
+from graft.fields import Bound, rules, search_spaces
 from graft.tensors.trees import Tree, check_message, flatten, map_tree
 from graft.testing.claim import claim, contract_setup, require
 from graft.testing.toy import (
@@ -139,6 +139,18 @@ def settings_are_checked(method: Method) -> None:
         for value in outside(rule.bounds, whole=rule.whole):
             refuses(checked, name, value)
             refuses(partial(replace, method), name, value)
+
+
+@claim
+def search_spaces_can_be_tried(method: Method) -> None:
+    """Every end and every choice of a declared search space makes a method, and so does what the field is now: it lies
+    in the space, or is a first trial of its own."""
+    for name, space in search_spaces(type(method)).items():
+        for value in (*space.ends, getattr(method, name)):
+            try:
+                replace(method, **{name: value})
+            except InputError as error:
+                require(False, f"the search space {space} of {name} holds {value!r}, which is refused: {error}")
 
 
 @claim

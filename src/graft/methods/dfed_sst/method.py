@@ -12,6 +12,7 @@ from annotated_types import Ge
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, everyone_else, mix_models
 from graft.federation.reveals import Reveals
+from graft.fields import Search
 from graft.methods.dfed_sst.fingerprints import (
     EXACT_UP_TO,
     SOURCES,
@@ -53,7 +54,7 @@ class DFedSST(PeerMethod):
         "choose/similarity": Reveals("similarity of its fingerprint to those that it heard"),
     }
 
-    k_topo: Annotated[int, Ge(1)] = 10  # rounds between two choices of whom to hear
+    k_topo: Annotated[int, Ge(1), Search(1, 20, log=True)] = 10  # rounds between two choices of whom to hear
     include_self: bool = True  # the own model counts in the mean; off is the paper's formula to the letter
     search: Annotated[int, Ge(0)] = 4  # points between own model and mean tried on validation nodes; 0: take the mean
     min_share: Annotated[float, Ge(0)] = 0.5  # of all peers that is heard at least

@@ -15,6 +15,7 @@ from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
 from graft.federation.reveals import MODEL, Reveals
 from graft.federation.topologies import Topology
+from graft.fields import Search
 from graft.methods.dis_pfl.masks import LEAST, as_bits, erk, from_bits, masked, ordered, packed, top, unpacked
 from graft.tensors.randomness import seed_for, streams
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, trainable, unflatten
@@ -41,9 +42,11 @@ class DisPFL(PeerMethod):
 
     density: Annotated[float, Gt(0), Le(1)] = 0.5  # rho: share of all weights a peer has; 1 is D-PSGD, mode "dispfl"
     # Share of its weights that a peer gives up after the first round; decays to 0 along a cosine.
-    drop: Annotated[float, Ge(0), Le(1)] = 0.5
-    erk_power: Annotated[float, Ge(0)] = 1.0  # how much denser small matrices are than large ones; 0: all alike
-    regrow: Literal["random", "gradient"] = "random"  # which weights replace them: any, or those of largest gradient
+    drop: Annotated[float, Ge(0), Le(1), Search(0.1, 0.9)] = 0.5
+    # How much denser small matrices are than large ones; 0: all alike.
+    erk_power: Annotated[float, Ge(0), Search(0.0, 1.0)] = 1.0
+    # Which weights replace them: any, or those of largest gradient.
+    regrow: Annotated[Literal["random", "gradient"], Search(choices=("random", "gradient"))] = "random"
     same_start: bool = False  # whether all peers begin with the same mask
     # How peers train: as the experiment sets it, or as the authors' code does (5 epochs of SGD, learning rate 0.1 that
     # decays by 0.2 % a round, gradients clipped at norm 10).

@@ -14,6 +14,7 @@ from torch import Tensor
 from graft.errors import InputError
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, NODES, Reveals
+from graft.fields import Search
 from graft.methods.fedgkc.distillation import (
     VIEWS,
     neighbourhood_loss,
@@ -58,14 +59,16 @@ class FedGKC(Method):
     }
 
     copilot: str = "gcn"  # architecture of the travelling model
-    alpha: Annotated[float, Ge(0)] = 0.8  # weight of the labels in both losses
+    alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.8  # weight of the labels in both losses
     # Weight of the neighbourhood distillation; the rest, 1 - alpha - beta, is for the predictions.
-    beta: Annotated[float, Ge(0)] = 0.0
+    beta: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
     # How much the copilot imitates its local model: 1 in the paper, 0 learns from labels alone.
-    feedback: Annotated[float, Ge(0)] = 0.0
+    feedback: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.0
     gate: bool = True  # a model teaches a client only while it is no worse than its student on validation nodes there
-    smoothing: Annotated[float, Ge(0)] = 0.1  # lambda: how much over-smoothing lowers a client's knowledge
-    self_weight: Annotated[float, Ge(0)] = 0.0  # weight of the distillation between two views of the graph
+    # lambda: how much over-smoothing lowers a client's knowledge.
+    smoothing: Annotated[float, Ge(0), Search(0.0, 0.5)] = 0.1
+    # Weight of the distillation between two views of the graph.
+    self_weight: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.0
     views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
     schedule: Literal["interleaved", "block"] = "interleaved"  # copilot and local model in turn, or one after the other
     copilot_epochs: Annotated[int, Ge(0)] = 0  # of the copilot in a block schedule; 0: as many as the local model's
@@ -243,6 +246,6 @@ class FedGKCPaper(FedGKC):
 
     alpha: float = 0.6
     beta: float = 0.2
-    feedback: float = 1.0
+    feedback: Annotated[float, Search()] = 1.0
     gate: bool = False
-    self_weight: float = 1.0
+    self_weight: Annotated[float, Search()] = 1.0

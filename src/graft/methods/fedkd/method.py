@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le
 from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
 from graft.federation.reveals import VOTE, Reveals
+from graft.fields import Search
 from graft.methods.fedkd.compression import apply_update, compress_leaf, rebuild_update
 from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack, weighted_mean
 from graft.training.losses import divergence, mean_over
@@ -41,9 +42,12 @@ class FedKD(Method):
     }
 
     mentee: str = "gcn"  # architecture of the model that is sent
-    distil: Annotated[float, Ge(0)] = 1.0  # weight of the mutual distillation; 0: no distillation
-    hidden: Annotated[float, Ge(0)] = 1.0  # weight of the distance between the mentor's and the projected embedding
-    kd_nodes: Nodes = "train"  # where the two are compared: on training nodes, or on all nodes of the client
+    # Weight of the mutual distillation; 0: no distillation.
+    distil: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
+    # Weight of the distance between the mentor's and the projected embedding.
+    hidden: Annotated[float, Ge(0), Search(0.01, 10.0, log=True)] = 1.0
+    # Where the two are compared: on training nodes, or on all nodes of the client.
+    kd_nodes: Annotated[Nodes, Search(choices=("train", "all"))] = "train"
     compress: bool = True  # whether matrices are sent as factors; off: as they are
     # Share of a matrix's squared singular values that its factors keep before the first round.
     energy_start: Annotated[float, Gt(0), Le(1)] = 0.95

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, VOTE, Reveals
+from graft.fields import Search
 from graft.methods.fedlit.channels import Channels
 from graft.methods.fedlit.edge_types import initial_centroids, nearest_types, type_views
 from graft.models.architecture import LayeredModel, linear
@@ -46,8 +47,10 @@ class FedLIT(Method):
         "train/trained": Reveals("number of training nodes with an edge of each cluster"),
     }
 
-    types: Annotated[int, Ge(1), Le(64)] = 2  # m: latent link types; the paper has 4, on graphs known to have several
-    em_iterations: Annotated[int, Ge(1), Le(64)] = 1  # of assigning edges and moving centroids before a training step
+    # m: latent link types; the paper has 4, on graphs known to have several.
+    types: Annotated[int, Ge(1), Le(64), Search(2, 6)] = 2
+    # Of assigning edges and moving centroids before a training step.
+    em_iterations: Annotated[int, Ge(1), Le(64), Search(1, 3)] = 1
     layers: Annotated[int, Ge(1), Le(64)] = 2  # graph convolutions in a channel
     self_loops: bool = False  # whether every channel has self-loops
 

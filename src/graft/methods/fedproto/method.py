@@ -13,6 +13,7 @@ from torch import Tensor
 from graft.errors import InputError
 from graft.federation.method import Method, step
 from graft.federation.reveals import Reveals
+from graft.fields import Search
 from graft.methods.fedproto.prototypes import (
     class_means,
     distances,
@@ -46,7 +47,8 @@ class PrototypeMethod(Method):
         "train/counts": Reveals("number of training nodes of each class", ("labels",)),
     }
 
-    lam: Annotated[float, Ge(0)] = 1.0  # lambda: weight of the pull towards the prototypes; 0 is local training
+    # lambda: weight of the pull towards the prototypes; 0 is local training.
+    lam: Annotated[float, Ge(0), Search(0.01, 10.0, log=True)] = 1.0
     inference: Literal["head", "prototype"] = "head"  # predict by the classifier, or by the nearest prototype
 
     def start_server(self, server: Server) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from graft.federation.method import step
 from graft.federation.reveals import Reveals
+from graft.fields import Search
 from graft.graphs.fleet_graph import FleetGraph
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedsage_plus.lesson import Lesson, dense_features, make_lesson, nearest_features
@@ -64,7 +65,7 @@ class FedSagePlus(FedAvg):
     }
 
     # Share of the validation nodes that are hidden to learn from; 0 mends nothing, as FedSage.
-    hidden: Annotated[float, Ge(0), Le(1)] = 0.5
+    hidden: Annotated[float, Ge(0), Le(1), Search(0.2, 0.8)] = 0.5
     slots: Annotated[int, Ge(1)] = 5  # most neighbours that are generated for a node
     encoder_width: Annotated[int, Ge(1)] = 32  # hidden width of the generator's graph convolutions
     latent: Annotated[int, Ge(1)] = 128  # width of the generator's latent vector of a node
@@ -72,11 +73,14 @@ class FedSagePlus(FedAvg):
     rank: Annotated[int, Ge(0)] = 64
     output: Literal["tanh", "identity"] = "tanh"  # of generated features; tanh is for features between -1 and 1
     count_weight: Annotated[float, Ge(0)] = 1.0  # weight of the error in the number of hidden neighbours
-    feature_weight: Annotated[float, Ge(0)] = 1.0  # weight of the error in their features, here and at other clients
-    class_weight: Annotated[float, Ge(0)] = 1.0  # weight of the labels, predicted with generated neighbours
-    generator_epochs: Annotated[int, Ge(0)] = 20  # alone
+    # Weight of the error in their features, here and at other clients.
+    feature_weight: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
+    # Weight of the labels, predicted with generated neighbours.
+    class_weight: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
+    generator_epochs: Annotated[int, Ge(0), Search(5, 50, log=True)] = 20  # alone
     shared_epochs: Annotated[int, Ge(0)] = 20  # with the other clients
-    generator_learning_rate: Annotated[float, Gt(0)] = 1e-3  # of the generator, alone and with the other clients
+    # Of the generator, alone and with the other clients.
+    generator_learning_rate: Annotated[float, Gt(0), Search(1e-4, 1e-2, log=True)] = 1e-3
     generator_weight_decay: Annotated[float, Ge(0)] = 1e-4  # of the generator
 
     def start_server(self, server: Server) -> None:

@@ -14,6 +14,7 @@ from graft.errors import InputError
 from graft.federation.method import step
 from graft.federation.plug import Plug, aggregated, replace_aggregated
 from graft.federation.reveals import NODES, Reveals
+from graft.fields import Search
 from graft.methods.fedtad.disclosure import DISCLOSED, disclosed, merge_disclosed
 from graft.methods.fedtad.generator import Generator, generate, pseudo_labels
 from graft.methods.fedtad.lesson import Lesson, Students, SyntheticLesson, mixing_coefficients, teacher_votes
@@ -58,11 +59,15 @@ class Distillation(Plug):
     walk_probes: Annotated[int, Ge(1)] = 256  # of the estimate; its error is sqrt(2 / probes) of an even step's value
     include_self: bool = True  # a node is among its neighbours, with similarity 1; off: an isolated node counts nothing
     reliability_noise: Annotated[float, Ge(0)] = 0.0  # relative Gaussian noise on the reliability that a client reports
-    iterations: Annotated[int, Ge(0)] = 5  # I: of the two phases in a round; 0 is the host alone
-    generator_steps: Annotated[int, Ge(0)] = 1  # I_g: steps of the generator in an iteration
-    student_steps: Annotated[int, Ge(0)] = 5  # I_d: steps of the server's model in an iteration
-    semantic_weight: Annotated[float, Ge(0)] = 1.0  # lambda1: reliable clients must recognise a synthetic node's class
-    diversity_weight: Annotated[float, Ge(0)] = 1.0  # lambda2: synthetic nodes must differ
+    # I: of the two phases in a round; 0 is the host alone.
+    iterations: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 5
+    # I_g: steps of the generator in an iteration.
+    generator_steps: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 1
+    # I_d: steps of the server's model in an iteration.
+    student_steps: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 5
+    # lambda1: reliable clients must recognise a synthetic node's class.
+    semantic_weight: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 1.0
+    diversity_weight: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 1.0  # lambda2: synthetic nodes must differ
     adversarial: bool = False  # whether the generator also seeks nodes on which the models disagree
     # "paper": divergence of predictions, whose gradient reaches the generator through the teachers too, and mean cosine
     # of nodes; "released": difference of logits, and distances of nodes times those of their noise.
@@ -74,8 +79,8 @@ class Distillation(Plug):
     # "norm": synthetic nodes have the mean norm of real ones; without a bound the generator was seen to inflate them
     # until divergences reach 10^4.
     bound: Literal["norm", "none"] = "norm"
-    pseudo_learning_rate: Annotated[float, Ge(0)] = 1e-3  # of the generator
-    student_learning_rate: Annotated[float, Ge(0)] = 1e-4  # of the server's model
+    pseudo_learning_rate: Annotated[float, Ge(0), Search(1e-4, 1e-2, log=True)] = 1e-3  # of the generator
+    student_learning_rate: Annotated[float, Ge(0), Search(1e-5, 1e-2, log=True)] = 1e-4  # of the server's model
     distil_decay: Annotated[float, Ge(0)] = 5e-4  # weight decay of both
     student_optimizer: Literal["persistent", "reset"] = "persistent"  # kept over rounds, or new in each
     teachers: Literal["all", "group"] = "all"  # group: only those whom the host averaged into a client's own model
