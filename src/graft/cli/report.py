@@ -49,8 +49,8 @@ def write_page(directory: Path, summary: dict[str, Any], rounds: list[int] | Non
     return summary
 
 
-def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool) -> None:
-    """Print for each client whether joining helps it."""
+def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool, seeds: int = 1) -> None:
+    """Print for each client whether joining helps it, by its test nodes or, of several seeds, by these."""
     from rich.table import Table
 
     from graft.federation.metric_names import METRICS, format_difference, format_metric
@@ -75,7 +75,8 @@ def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool) 
         table.add_row(*cells, *([format_difference(metric, entry.contribution, "-")] if contribution else []))
     out_console.print(table)
     more = " gives the others: how much better they are with it than without, on average." if contribution else ""
-    say(f"Positive differences are improvements; the interval is by bootstrap over the client's test nodes.{more}")
+    drawn = f"of the mean over {seeds} seeds" if seeds > 1 else "by bootstrap over the client's test nodes"
+    say(f"Positive differences are improvements; the interval is {drawn}.{more}")
 
 
 def show_results(results: list[dict[str, Any]], folder: Path) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from graft.cli.console import Text, say, split_names
+from graft.cli.console import Number, Text, say, split_names
 from graft.cli.options import with_experiment_options
 from graft.cli.predict import check_run
 from graft.cli.progress import phase_progress, round_progress
 from graft.cli.report import finish_run, show_results
+from graft.cli.run_seeds import LOCAL, run_seeds
 from graft.data import OWN_GRAPHS
 from graft.errors import InputError
 from graft.experiments.experiment import Experiment, check_names, data_settings, draft_experiment, make_experiment
@@ -19,13 +20,13 @@ from graft.experiments.experiment_files import given_settings, read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.make_method import make_method
 from graft.methods import METHODS
-from graft.options import parse_settings
+from graft.options import parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from graft.data.federation import FederationData
     from graft.experiments.result import Result
 
-MAJORITY, LOCAL = "majority", "local"
+MAJORITY = "majority"
 MOST_LEFT_OUT = 10  # clients up to which each is left out once, if nobody says otherwise
 
 
@@ -52,6 +53,12 @@ def run(
             rich_help_panel="Method",
         ),
     ] = None,
+    seeds: Annotated[
+        Text, typer.Option(help="Run with several seeds, as 5 or 0,3, and average; goes on where it stopped.")
+    ] = None,
+    jobs: Annotated[
+        Number, typer.Option(help="With --seeds: worker processes; a core each, or 6 on a GPU, if not given.")
+    ] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where the record goes; runs/... if not given.")] = None,  # noqa: UP045
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that place.")] = False,
     **flags: Any,
@@ -70,12 +77,23 @@ def run(
         variants.append({**values, "method": MAJORITY, "plug": "", "settings": {}, "rounds": 1})
         drafts.append(draft_experiment(variants[-1]))
     first = drafts[0]
+    if len({draft.label for draft in drafts}) < len(drafts):
+        raise InputError(f"--against {against} names a method twice; each is run once.")
+    for draft in drafts:
+        check_names(draft)
+    if seeds is not None:
+        if flags.get("seed") is not None:
+            raise InputError("--seed and --seeds were both given: leave one of them out.")
+        if contribution:
+            raise InputError("--contribution runs a federation once more without each client: leave --seeds out.")
+        root = out or Path("runs") / f"{first.label}-{first.data_label}-{first.clients}"
+        run_seeds(variants, parse_seeds(seeds), root, jobs, overwrite)
+        return
+    if jobs is not None:
+        raise InputError("--jobs is about several runs: add --seeds.")
     root = out or Path("runs") / f"{first.label}-{first.data_label}-{first.clients}-{first.seed}"
     folders = [root / draft.label if others else root for draft in drafts]
-    if len(set(folders)) < len(folders):
-        raise InputError(f"--against {against} names a method twice; each is run once.")
-    for draft, folder in zip(drafts, folders, strict=True):
-        check_names(draft)
+    for folder in folders:
         check_free(folder, overwrite)
     run_all(variants, folders, root, overwrite, contribution)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from graft.data.federation import FederationData
 from graft.data.graphs import subgraph
 from graft.errors import InputError, RunError
 from graft.experiments.callbacks import Callbacks
+from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.experiment import Experiment
 from graft.experiments.given import Given
 from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
-from graft.experiments.verdicts import Verdict, contribution
+from graft.experiments.verdicts import Verdict, contribution, judge_pairs
 from graft.federation.metric_names import parse_metrics
 from graft.files import parse_json, read_text, seal, unseal, write_text
 
@@ -46,7 +48,9 @@ def leave_out(
             f"The run without client {federation.client_name(client)} was stopped, so what clients give to the others "
             f"is not known; their verdicts are on record."
         )
-    return contribution(metric, client, scores_on_test_nodes(federated, metric), scores_on_test_nodes(result, metric))
+    return contribution(
+        metric, client, scores_on_test_nodes(federated.summary, metric), scores_on_test_nodes(result.summary, metric)
+    )
 
 
 def models_of(experiment: Experiment, clients: Sequence[int]) -> str | list[str]:
@@ -72,9 +76,9 @@ def without(federation: FederationData, client: int) -> FederationData:
     )
 
 
-def scores_on_test_nodes(result: Result, metric: str) -> list[float | None]:
+def scores_on_test_nodes(summary: Mapping[str, Any], metric: str) -> list[float | None]:
     """Returns every client's test score at the best round."""
-    rows = result.summary["per_client"]
+    rows = summary["per_client"]
     return [row["test"] if metric == "accuracy" else row["metrics"][metric]["test"] for row in rows]
 
 
@@ -93,3 +97,22 @@ def read_verdicts(folder: Path) -> list[Verdict]:
         return [Verdict(**row) for row in unseal(parse_json(read_text(path)))["clients"]]
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} is damaged: {error}.") from None
+
+
+def judge_over_seeds(federated: Mapping[int, FinishedRun], alone: Mapping[int, FinishedRun]) -> list[Verdict] | None:
+    """Returns what joining changes for each client on average over seeds, with an interval for that mean; None where
+    clients are not the same ones in all runs."""
+    pairs = [(federated[seed], alone[seed]) for seed in sorted(federated.keys() & alone.keys())]
+    clients = {
+        (run.hashes.get("partition"), *(row["client"] for row in run.summary["per_client"]))
+        for pair in pairs
+        for run in pair
+    }
+    if len(clients) != 1:
+        return None
+    metric = pairs[0][0].metric
+    scores = [[scores_on_test_nodes(run.summary, metric) for run in pair] for pair in pairs]
+    return [
+        judge_pairs(row["client"], metric, [(joined[client], apart[client]) for joined, apart in scores])
+        for client, row in enumerate(pairs[0][0].summary["per_client"])
+    ]

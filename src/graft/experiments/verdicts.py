@@ -26,11 +26,11 @@ class Verdict:
 
     client: str | int
     metric: str
-    test_nodes: int
+    test_nodes: int | None  # None: other nodes in every run
     alone: float | None
     federated: float | None
     difference: float | None
-    low: float | None  # of an interval of 95 % for the difference, by bootstrap over the test nodes
+    low: float | None  # of an interval of 95 % for the difference: by bootstrap over the test nodes, or over runs
     high: float | None
     verdict: str
     contribution: float | None = None  # what the others' models gain on average by this client's taking part
@@ -62,6 +62,26 @@ def judge(
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     words = HELPS if low > 0 else HURTS if high < 0 else UNCLEAR
     return Verdict(client, metric, nodes, *values, sign * (values[1] - values[0]), low, high, words)
+
+
+def judge_pairs(client: str | int, metric: str, pairs: Sequence[tuple[float | None, float | None]]) -> Verdict:
+    """Returns the verdict for a client from its scores in several runs, each in the federation and alone.
+
+    The interval is that of the mean difference over runs.
+    """
+    from graft.experiments.comparison.statistics import paired_difference  # SciPy's are slow to import
+
+    scored = [(after, before) for after, before in pairs if after is not None and before is not None]
+    if not scored:
+        return Verdict(client, metric, None, None, None, None, None, None, UNKNOWN)
+    federated, alone = ([float(score) for score in scores] for scores in zip(*scored, strict=True))
+    sign = 1 if METRICS[metric].higher else -1
+    paired = paired_difference([sign * score for score in federated], [sign * score for score in alone])
+    words = UNKNOWN
+    if paired.low is not None and paired.high is not None:
+        words = HELPS if paired.low > 0 else HURTS if paired.high < 0 else UNCLEAR
+    means = float(np.mean(alone)), float(np.mean(federated))
+    return Verdict(client, metric, None, *means, paired.mean, paired.low, paired.high, words)
 
 
 def contribution(

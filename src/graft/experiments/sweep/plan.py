@@ -76,12 +76,10 @@ def plan_runs(variants: Sequence[Variant], folder_of: FolderOf) -> list[PlannedR
 
     Rows and columns are called as in a `Comparison` of the results.
     """
-    methods = [variant.get("method", Experiment.method) for variant in variants]
-    kinds = [METHODS[method] if isinstance(method, str) else type(method) for method in methods]
     drafts: dict[str, tuple[Experiment, Given, dict[str, str]]] = {}
     graphs: dict[int, str] = {}
-    for variant, kind in zip(variants, kinds, strict=True):
-        experiment, given = resolve(suited_among(variant, kind, kinds))
+    for variant in variants:
+        experiment, given = resolve(variant)
         hashes = {"code": checksum(*(file.read_bytes() for file in own_files(experiment)))}
         if given.dataset is not None:
             key = id(given.dataset)
@@ -122,26 +120,33 @@ def resolve(values: Variant) -> tuple[Experiment, Given]:
     return experiment, given
 
 
-def suited_among(values: Variant, kind: type[Method], kinds: Sequence[type[Method]]) -> Variant:
-    """Returns the values of an experiment without what this method cannot do and another can; what none can do stays,
-    to be refused."""
+def suit(variants: Sequence[Variant]) -> list[Variant]:
+    """Returns variants without what their methods cannot do and another among them can; what none can do stays, to be
+    refused."""
+    methods = [variant.get("method", Experiment.method) for variant in variants]
+    kinds = [METHODS[method] if isinstance(method, str) else type(method) for method in methods]
     able = {
-        "topology": any(other.takes_topology for other in kinds),
-        "score": any(other.shared is not Method.shared for other in kinds),
+        "topology": any(kind.takes_topology for kind in kinds),
+        "score": any(kind.shared is not Method.shared for kind in kinds),
     }
-    return {**suited(values, kind), **{name: values[name] for name in able if name in values and not able[name]}}
+    return [
+        {**suited(variant, kind), **{name: variant[name] for name in able if name in variant and not able[name]}}
+        for variant, kind in zip(variants, kinds, strict=True)
+    ]
 
 
 def run_planned(
     runs: Sequence[PlannedRun],
     *,
     keep_models: bool = False,
+    anew: bool = False,
     jobs: int | None = None,
     report: Report | None = None,
     callbacks: Callbacks = (),
 ) -> Outcome:
-    """Runs what is not finished yet: in several processes, or, where objects or callbacks were given, in this one."""
-    missing = [run for run in runs if run.read() is None]
+    """Runs what is not finished yet, or all `anew`: in several processes, or, where objects or callbacks were given, in
+    this one."""
+    missing = [run for run in runs if anew or run.read() is None]
     if callbacks or not all(run.crosses_processes for run in missing):
         jobs = 1
         objects = {str(run.folder): run.given for run in missing}

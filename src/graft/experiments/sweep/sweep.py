@@ -23,7 +23,7 @@ from graft.experiments.comparison.finished_runs import FinishedRun, find_runs
 from graft.experiments.experiment import ExperimentSettings
 from graft.experiments.many_runs import Outcome, Report, check_jobs, exclusive, file_name
 from graft.experiments.sweep.design import Design
-from graft.experiments.sweep.plan import PlannedRun, plan_runs, run_planned
+from graft.experiments.sweep.plan import PlannedRun, plan_runs, run_planned, suit
 from graft.federation.metric_names import METRICS, format_metric
 from graft.files import explained, printable, read_text, write_text
 
@@ -253,7 +253,7 @@ def run_design(
     check_jobs(jobs)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-sweep-")))
-        runs = plan_runs(design.variants(), lambda row, column, seed: run_folder(folder, row, column, seed))
+        runs = plan_runs(suit(design.variants()), lambda row, column, seed: run_folder(folder, row, column, seed))
         if out is not None:
             begin_folder(out, design)
         stack.enter_context(exclusive(folder, "graft sweep"))
