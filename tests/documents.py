@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shlex
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,10 +138,19 @@ def write_tables(folder, seed, nodes=40):
     (folder / "payments.csv").write_text("\n".join(["sender,receiver", *links]) + "\n")
 
 
+def write_graph(path, seed, nodes=40):
+    """Write a small graph with the same features and classes."""
+    random = np.random.default_rng(seed)
+    features, labels = random.normal(size=(nodes, 2)).astype("float32"), random.integers(2, size=nodes)
+    names = dict(feature_names=["balance", "turnover"], class_names=["no", "yes"])
+    np.savez(path, x=features, edges=random.integers(nodes, size=(2, 4 * nodes)), y=labels, **names)
+
+
 def make_world(folder):
     """Fill a folder with what pages take to be there."""
     for name, seed in SEEDS.items():
         write_tables(folder / name, seed)
+    write_graph(folder / "gamma.npz", seed=3)
     (folder / "my_method.py").write_text(METHOD)
     (folder / "my_model.py").write_text(MODULE)
     (folder / "experiment.toml").write_text('method = "fedprox"\ndataset = "digits"\nclients = 3\nrounds = 2\n')
@@ -158,6 +168,7 @@ def make_run(directory, method="fedavg", *, interrupted=False):
         if interrupted:
             raise Stopped
 
-    settings = dict(graphs=["alpha", "beta", "gamma"], rounds=2, width=8, epochs=1, checkpoint_every=1)
+    seed = zlib.crc32(str(directory).encode())  # no two of them are the same experiment
+    settings = dict(graphs=["alpha", "beta", "gamma"], rounds=2, width=8, epochs=1, checkpoint_every=1, seed=seed)
     with contextlib.suppress(Stopped):
         graft.run(method, out=directory, callbacks=[stop], **settings)

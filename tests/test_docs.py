@@ -1,37 +1,19 @@
-"""The documents say what is: links resolve, commands parse, snippets compile and run, and a round goes the way it is
-said to go."""
+"""The documents say what is: links resolve, names exist, and a round goes the way it is said to go."""
 
-import ast
-import contextlib
 import pkgutil
 import re
 import shlex
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import graft
 from graft import Clients, Fleet, Method, Peers, Server
 from graft.cli import app
-
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
-RUNNABLE = "<!-- run -->"  # stands before a snippet that must run, and before text files that it reads
-
-
-def page_id(path):
-    return str(path.relative_to(ROOT))
-
-
-def blocks(page, language=""):
-    """The code blocks of a page in that language, each with the line before it."""
-    pattern = rf"([^\n]*)\n+ *```{language}\n(.*?)\n *```"
-    return [(before.strip(), code) for before, code in re.findall(pattern, page.read_text(), re.DOTALL)]
+from tests.documents import PAGES, ROOT, blocks, page_id
 
 
 def anchors(page):
@@ -53,22 +35,6 @@ def broken_links(page):
     return broken
 
 
-def commands(page):
-    """The command lines of a page that call graft, comments left out."""
-    lines = [line.strip() for _, code in blocks(page) for line in code.replace("\\\n", " ").splitlines()]
-    inline = re.findall(r"`(graft [a-z][a-z-]*(?: [^`]*)?)`", page.read_text())
-    return [shlex.split(line, comments=True) for line in (*lines, *inline) if line.startswith("graft ")]
-
-
-def parse_command(words):
-    """Parse a command line as Typer would, without running it; raises where that fails."""
-    _, name, *arguments = ["1" if word.isupper() else word for word in words]  # CLIENTS stands for a number of them
-    command = typer.main.get_command(app).commands[name]
-    if arguments:  # without any it may be a command that is only mentioned
-        with contextlib.suppress(typer.Exit):  # of --help
-            command.make_context(name, arguments)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_resolve(page):
     assert broken_links(page) == []
@@ -78,42 +44,6 @@ def test_a_broken_link_is_seen(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A heading\n[here](#a-heading) [there](nowhere.md) [else](#other) [web](https://example.org)")
     assert broken_links(page) == ["nowhere.md", "#other"]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_id)
-def test_commands_parse(page):
-    for words in commands(page):
-        try:
-            parse_command(words)
-        except Exception as error:  # Typer's own, or a KeyError for a command that is not there
-            pytest.fail(f"{shlex.join(words)}: {error!r}")
-
-
-@pytest.mark.parametrize(
-    "line", ["graft train", "graft run --no-such-flag 3", "graft run --clients some", "graft resume a b"]
-)
-def test_a_wrong_command_is_seen(line):
-    with pytest.raises(Exception):  # noqa: B017, PT011
-        parse_command(shlex.split(line))
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=page_id)
-def test_snippets_compile(page):
-    for _, code in blocks(page, "python"):
-        ast.parse(textwrap.dedent(code))
-
-
-def snippets_to_run():
-    return [(page, code) for page in PAGES for before, code in blocks(page, "python") if before == RUNNABLE]
-
-
-@pytest.mark.parametrize(("page", "code"), snippets_to_run(), ids=lambda value: getattr(value, "stem", ""))
-def test_snippets_run(page, code, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name, text in re.findall(r"^`(\w+\.py)`:?\n+```python\n(.*?)\n```", page.read_text(), re.DOTALL | re.MULTILINE):
-        (tmp_path / name).write_text(text)
-    exec(compile(code, page.name, "exec"), {"__name__": "snippet"})
 
 
 def the_way():
@@ -154,7 +84,9 @@ def test_a_round_goes_the_way_it_is_said_to_go(tmp_path):
 def test_the_picture_of_the_layers_is_that_of_the_linter():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [re.findall(r"\w+", layer) for layer in contracts[0]["layers"]]
-    picture = next(code for _, code in blocks(ROOT / "docs/architecture.md") if code.lstrip().startswith("cli "))
+    picture = next(
+        block.code for block in blocks(ROOT / "docs/architecture.md") if block.code.lstrip().startswith("cli ")
+    )
     drawn = [line.split() for line in picture.splitlines()]
     assert [words[: len(names)] for words, names in zip(drawn, layers, strict=True)] == layers
 

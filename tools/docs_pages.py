@@ -60,8 +60,8 @@ def with_folders(entries: list[Any], folders: dict[str, Any]) -> list[Any]:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made here."""
-    for path, text in reference_pages().items():
-        files.append(File.generated(config, path, content=text))
+    for title, names in api_sections().items():
+        files.append(File.generated(config, api_path(title), content=api_page(title, names)))
     in_navigation = set(flat(config.nav))
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
     for page in waiting:  # grows while pages are added that link to others
@@ -86,6 +86,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = with_site_links(markdown, source, path)
     if path == "api.md":
         markdown = API_ROW.sub(r"| [`\1`][graft.\1] |", markdown)
+    if path in LISTS:
+        mark, make = LISTS[path]
+        markdown = markdown.replace(mark, make())
     return markdown
 
 
@@ -186,11 +189,6 @@ def api_sections() -> dict[str, list[str]]:
     return {title: names for title, names in sections.items() if names}
 
 
-def reference_pages() -> dict[str, str]:
-    pages = {api_path(title): api_page(title, names) for title, names in api_sections().items()}
-    return {**pages, "reference/command_line.md": command_line_page(), "reference/settings.md": settings_page()}
-
-
 def api_path(title: str) -> str:
     return f"reference/{re.sub(r'[^a-z]+', '_', title.lower())}.md"
 
@@ -215,10 +213,9 @@ def title_of_settings() -> str:
     return "settings of an experiment"
 
 
-def command_line_page() -> str:
+def list_commands() -> str:
     """Returns the commands with all their arguments and options, in the order of the help."""
-    lines = ["# Command line", "", "Every command says this with `--help`. Exit codes: 0 done, 1 the run failed or was"]
-    lines += ["stopped, 2 bad input.", ""]
+    lines = []
     for name, command in typer.main.get_command(app).commands.items():
         usage = command.get_usage(command.make_context(name, [], resilient_parsing=True))
         lines += [f"## graft {name}", "", plain(command.help or ""), ""]
@@ -240,11 +237,9 @@ def parameter_row(parameter: Any) -> str:
     return f"| {names} | {cell((parameter.help or '') + shown)} |"
 
 
-def settings_page() -> str:
+def list_settings() -> str:
     """Returns the fields of an experiment with type, bounds, default and meaning, in their groups."""
-    lines = ["# Settings of an experiment", ""]
-    lines += ["Each is a key of `experiment.toml`, a flag of `graft run` (with dashes) and a keyword of `graft.run`."]
-    lines += ["[Running experiments](../running.md) says more of most of them; a method's own are on", "its page.", ""]
+    lines = []
     hints, bounds = get_type_hints(Experiment, include_extras=True), rules(Experiment)
     for field in fields(Experiment):
         if field.name in GROUPS:
@@ -275,6 +270,13 @@ def plain(text: str) -> str:
 def cell(text: str) -> str:
     """Returns a text that can stand in a table."""
     return plain(text).replace("|", "\\|")
+
+
+# Pages in which a list from the code takes the place of a mark.
+LISTS = {
+    "reference/command_line.md": ("<!-- commands -->", list_commands),
+    "reference/settings.md": ("<!-- settings -->", list_settings),
+}
 
 
 # The navigation.
