@@ -13,6 +13,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,7 +124,7 @@ def reveals_row(field: str, reveals: Reveals) -> dict[str, str]:
         "message": f"`{field}`",
         "what it reveals": reveals.what + (", **the data themselves**" if reveals.raw else ""),
         "depends on the client's": ", ".join(reveals.depends_on) or "amount of data alone",
-        "sent": f"only {reveals.when}" if reveals.when else "always",
+        "when": reveals.when,
     }
 
 
@@ -138,7 +139,7 @@ def settings_region(name: str, table: Registry[Any] = METHODS) -> str:
                 "setting": f"`{field.name}`",
                 "here": f"`{field.default}`",
                 f"`{main}`": f"`{others[field.name].default}`",
-                "meaning": field.meaning,
+                "meaning": note(field.meaning),
             }
             for field in changed
         ]
@@ -154,16 +155,24 @@ def setting_row(field: FieldDoc) -> dict[str, str]:
         "setting": f"`{field.name}`",
         "default": f"`{field.default}`",
         "values": f"{kind}, {field.bounds}" if field.bounds else kind,
-        "meaning": field.meaning,
-        "searched by `graft tune`": getattr(field, "search", ""),
+        "meaning": note(field.meaning),
+        "`graft tune` tries": f"`{field.search}`" if field.search else "",
     }
+
+
+def note(meaning: str) -> str:
+    """Returns a comment as a note in a table: neither a capital nor a full stop, but for several sentences."""
+    if ". " in meaning:
+        return meaning
+    begins_a_sentence = meaning[:1].isupper() and meaning[1:2].islower()
+    return (meaning[:1].lower() if begins_a_sentence else meaning[:1]) + meaning[1:].removesuffix(".")
 
 
 # The regions of the list and of the page about plugs.
 
 
-def methods_region() -> str:
-    return table_of([method_row(name) for name in sorted(METHODS)])
+def methods_region(whom: str) -> str:
+    return table_of([method_row(name) for name in sorted(METHODS) if audience(METHODS[name]).name == whom])
 
 
 def method_row(name: str) -> dict[str, str]:
@@ -172,16 +181,15 @@ def method_row(name: str) -> dict[str, str]:
     return {
         "method": f"[`{name}`]({name}.md)",
         "in one line": summary(METHODS, name),
-        "for": audience(METHODS[name]).name,
         "paper": venue(page),
-        "what travels": travels[1] if travels else "",
+        "what travels": travels[1].removesuffix(".") if travels else "",
     }
 
 
 def venue(page: str) -> str:
     """Returns where and when the paper of a page appeared: what follows its title, which is in italics."""
-    after_title = re.search(r"\n## Paper\n\n[^*]+\*[^*]+\* ([^.]+)\.", page)
-    return after_title[1].replace("\n", " ") if after_title else ""
+    after_title = re.search(r"^## Paper\n\n[^*\n]+\*[^*\n]+\* (.+)\.$", page, re.MULTILINE)
+    return after_title[1] if after_title else ""
 
 
 def everybody_region() -> str:
@@ -215,7 +223,10 @@ ON_METHOD_PAGES: dict[str, Callable[[str], str]] = {
     "settings": settings_region,
 }
 ON_OTHER_PAGES: dict[str, Callable[[], str]] = {
-    "methods": methods_region,
+    "one_model": partial(methods_region, "one model"),
+    "different_models": partial(methods_region, "different models"),
+    "no_server": partial(methods_region, "no server"),
+    "references": partial(methods_region, "reference"),
     "everybody": everybody_region,
     "plugs": plugs_region,
     "hosts": hosts_region,

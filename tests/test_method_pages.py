@@ -1,0 +1,204 @@
+"""Every method has a page that says what the code does: settings, messages, equations; and what was measured."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from graft.methods import METHODS
+from tools import method_pages
+from tools.method_pages import PAGES, REGION, filled, main_name, messages, note, table_of, venue
+
+SECTIONS = ["Idea", "Equations", "Messages", "Settings", "Differences from the paper", "Results", "Paper"]
+OTHER_PAGES = ["index", "plugs"]
+METHOD_PAGES = [PAGES / f"{name}.md" for name in sorted(METHODS)]
+ALL_PAGES = sorted(PAGES.glob("*.md"))
+
+
+def sections(text):
+    """The sections of a page, by their titles."""
+    titles, bodies = (re.split(r"^## (.+)$", text, flags=re.MULTILINE)[start::2] for start in (1, 2))
+    return {title: body.strip() for title, body in zip(titles, bodies, strict=True)}
+
+
+def empty_sections(text):
+    """The sections with nothing in them but marks of regions."""
+    return [title for title, body in sections(text).items() if not re.sub(r"<!--.*?-->", "", body).strip()]
+
+
+def equations(text):
+    """The equations of a text, those on lines of their own first."""
+    code = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+    text = code.sub("", text)
+    displayed = re.findall(r"\$\$(.+?)\$\$", text, re.DOTALL)
+    return displayed + re.findall(r"\$([^$]+)\$", re.sub(r"\$\$.+?\$\$", "", text, flags=re.DOTALL))
+
+
+def unbalanced(latex):
+    """Whether a brace, a \\left or an environment has no counterpart."""
+    depth = 0
+    for mark in re.findall(r"\\[{}]|[{}]", latex):
+        depth += {"{": 1, "}": -1}.get(mark, 0)
+        if depth < 0:
+            return True
+    pairs = ((r"\\left(?![a-z])", r"\\right(?![a-z])"), (r"\\begin\{", r"\\end\{"))
+    return depth != 0 or any(len(re.findall(first, latex)) != len(re.findall(last, latex)) for first, last in pairs)
+
+
+def unread(latex):
+    """What a converter to MathML could not make sense of; empty where all is well."""
+    from latex2mathml.converter import convert
+
+    try:
+        text = "".join(ElementTree.fromstring(convert(latex)).itertext())
+    except Exception as error:
+        return repr(error)
+    return " ".join(re.findall(r"\\\w*|[&_]", text))
+
+
+def unfounded_numbers(page, text):
+    """The numbers of a page's results that are on none of the pages of results that they link to."""
+    results = sections(text)["Results"]
+    linked = {(page.parent / link).resolve() for link in re.findall(r"\]\((\.\./results/\w+\.md)", results)}
+    there = "".join(path.read_text(encoding="utf-8") for path in linked)
+    numbers = re.findall(r"\d+\.\d+", re.sub(r"\$[^$]+\$|\]\([^)]*\)", "", results))
+    return [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", there)]
+
+
+def test_every_method_has_a_page_and_every_page_a_method():
+    assert [page.stem for page in ALL_PAGES] == sorted([*METHODS, *OTHER_PAGES])
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_regions_are_as_the_code_has_them(page):
+    text = page.read_text(encoding="utf-8")
+    assert filled(page) == text, "out of date: run python tools/method_pages.py"
+    assert len(REGION.findall(text)) == len(re.findall("<!-- /", text)) == len(re.findall("<!-- [a-z]", text))
+
+
+def test_a_region_that_is_out_of_date_is_seen(tmp_path):
+    page = tmp_path / "fedprox.md"
+    page.write_text((PAGES / "fedprox.md").read_text().replace("strength of the pull", "weakness of the pull"))
+    assert filled(page) == (PAGES / "fedprox.md").read_text() != page.read_text()
+
+
+def test_a_region_that_a_page_cannot_have_is_refused(tmp_path):
+    page = tmp_path / "fedprox.md"
+    page.write_text("<!-- weather -->\n<!-- /weather -->")
+    with pytest.raises(SystemExit, match="a region 'weather'"):
+        filled(page)
+
+
+def test_the_command_writes_what_is_out_of_date_and_checks_without_writing(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "moon.md"
+    page.write_text("<!-- settings -->\n<!-- /settings -->")
+    monkeypatch.setattr(method_pages, "PAGES", tmp_path)
+    monkeypatch.setattr("sys.argv", ["method_pages.py", "--check"])
+    with pytest.raises(SystemExit) as stopped:
+        method_pages.main()
+    assert (stopped.value.code, page.read_text()) == (1, "<!-- settings -->\n<!-- /settings -->")
+    monkeypatch.setattr("sys.argv", ["method_pages.py"])
+    method_pages.main()
+    assert "| `temperature` | `0.5` |" in page.read_text()
+    assert "written: docs/methods/moon.md" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["method_pages.py", "--check"])
+    method_pages.main()
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_pages_have_all_sections_and_none_is_empty(page):
+    text = page.read_text(encoding="utf-8")
+    assert list(sections(text)) == SECTIONS
+    assert empty_sections(text) == []
+    assert re.findall(r"<!-- (\w+)", text) == ["summary", "reveals", "settings"]
+    assert method_pages.TRAVELS.search(text)
+
+
+def test_an_empty_section_is_seen():
+    assert empty_sections("# A\n\n## Idea\n\n<!-- x -->\n<!-- /x -->\n\n## Paper\n\nNone.") == ["Idea"]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_steps_that_send_are_among_the_messages(name):
+    said = sections((PAGES / f"{name}.md").read_text(encoding="utf-8"))["Messages"]
+    by_hand = REGION.sub("", said)
+    steps = {field.partition("/")[0] for field in messages(METHODS[name])}
+    assert {step for step in steps if f"`{step}`" not in by_hand} == set()
+
+
+def test_a_step_that_is_inherited_and_never_asked_sends_nothing():
+    assert {field.partition("/")[0] for field in messages(METHODS["gossip"])} == {"cut", "pull"}
+    assert "share/model" in messages(METHODS["dpsgd"])
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_equations_are_balanced(page):
+    text = page.read_text(encoding="utf-8")
+    found = equations(text)
+    assert found
+    assert [latex for latex in found if unbalanced(latex)] == []
+    assert re.sub(r"`[^`\n]*`", "", text).count("$") == sum(4 if f"$${e}$$" in text else 2 for e in found)
+
+
+@pytest.mark.parametrize("latex", [r"\frac{1}{2", r"a}{b", r"\left( x", r"\begin{cases} x"])
+def test_an_unbalanced_equation_is_seen(latex):
+    assert unbalanced(latex)
+    assert not unbalanced(r"\left( \frac{1}{2} \{ x \} \leftarrow y \right)")
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_equations_become_mathml(page):
+    pytest.importorskip("latex2mathml")
+    problems = {latex: unread(latex) for latex in equations(page.read_text(encoding="utf-8"))}
+    assert {latex: problem for latex, problem in problems.items() if problem} == {}
+
+
+@pytest.mark.parametrize("latex", [r"\frob{x}", r"\begin{aligned} a &= b \end{aligned}", "x_", r"\left( x"])
+def test_an_equation_that_no_browser_would_draw_is_seen(latex):
+    pytest.importorskip("latex2mathml")
+    assert unread(latex)
+    assert unread(r"\theta_k \leftarrow \frac{1}{N_k} \sum_i x_i^2") == ""
+
+
+@pytest.mark.parametrize("page", [*METHOD_PAGES, PAGES / "plugs.md"], ids=lambda page: page.stem)
+def test_numbers_of_results_are_on_the_pages_of_results(page):
+    assert unfounded_numbers(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_number_that_nobody_measured_is_seen():
+    text = "\n## Results\n\nIt has 84.26 and 99.99, and 4.26 ([study](../results/fedtad.md)).\n"
+    assert unfounded_numbers(PAGES / "fedavg.md", text) == ["99.99", "4.26"]
+
+
+def test_variants_list_what_they_change():
+    assert main_name("fedgkc_paper", METHODS) == "fedgkc"
+    assert main_name("fedsage_plus", METHODS) is None
+    region = method_pages.settings_region("fedomd_paper")
+    assert "| `beta` | `10.0` | `0.1` |" in region
+    assert "`alpha`" not in region
+
+
+def test_tables_leave_out_columns_without_a_word_and_keep_bars_in_their_cells():
+    rows = [{"name": "a", "when": "", "values": "x | y"}, {"name": "b", "when": "", "values": ""}]
+    assert table_of(rows).splitlines() == ["| name | values |", "| --- | --- |", "| a | x \\| y |", "| b |  |"]
+
+
+@pytest.mark.parametrize(
+    ("meaning", "shown"),
+    [
+        ("Weight of the labels.", "weight of the labels"),
+        ("S: number of segments", "S: number of segments"),
+        ("Three things. And one more.", "Three things. And one more."),
+        ("", ""),
+    ],
+)
+def test_comments_become_notes(meaning, shown):
+    assert note(meaning) == shown
+
+
+def test_the_list_says_where_papers_appeared():
+    assert venue("## Paper\n\nA and B: *On graphs.* arXiv 2501.12624, 2025.\n\nMore.") == "arXiv 2501.12624, 2025"
+    assert venue("## Paper\n\nNone: a reference.\n") == ""
+    index = Path(PAGES / "index.md").read_text(encoding="utf-8")
+    assert all(f"]({name}.md)" in index for name in METHODS)
