@@ -11,6 +11,7 @@ import typer
 from graft import __version__
 from graft.cli.check import check
 from graft.cli.check_method import check_method
+from graft.cli.compare import compare
 from graft.cli.console import guarded, say
 from graft.cli.example import example
 from graft.cli.export import export
@@ -48,7 +49,7 @@ def options(
 
 app.command(cls=ManyValues)(guarded(run))
 app.command(cls=ManyValues)(guarded(sweep))
-for command in (example, resume, predict, export, report, partition, check, reproduce):
+for command in (example, resume, predict, export, report, compare, partition, check, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))

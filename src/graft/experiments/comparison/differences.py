@@ -99,6 +99,12 @@ def find_row(comparison: Comparison, name: str) -> str:
     raise InputError(f"'{name}' {several}: there are {'; '.join(rows or comparison.rows)}.")
 
 
+def default_baseline(comparison: Comparison) -> str | None:
+    """Returns the row of clients that train alone, if there is exactly one."""
+    rows = [row for row in comparison.rows if row.partition(",")[0] == "local"]
+    return rows[0] if len(rows) == 1 else None
+
+
 # Pairs.
 
 

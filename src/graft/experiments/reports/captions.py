@@ -109,6 +109,30 @@ def cost_caption(comparison: Comparison) -> str:
     )
 
 
+def figure_captions(comparison: Comparison, baseline: str | None = None) -> dict[str, str]:
+    """Returns what each figure shows, by its name."""
+    title, ranking = METRICS[comparison.metric].title, ranking_of(comparison)
+    captions = {
+        "scores": f"Test {title}: mean and its 95 % interval (t distribution) over seeds, which are the thin strokes. "
+        "Filled: the best mean and those that cannot be told from it. Diamonds: references, which do not compete.",
+        "curves": f"Test {title} as the rounds go by: mean and standard deviation over seeds. The mark is the median "
+        "of the rounds that validation picked.",
+        "communication": f"Test {title} against all that was sent until then; dotted lines are methods that send "
+        "nothing, at their best round.",
+    }
+    if ranking is not None:
+        captions["ranks"] = (
+            f"Average ranks over {ranking.columns} columns, the best on the left. Rows below one bar cannot be told "
+            f"apart (Nemenyi, critical difference {ranking.critical_difference:.2f}, p < {ALPHA})."
+        )
+    if baseline is not None:
+        captions["gains"] = (
+            f"What clients gain over {find_row(comparison, baseline)} on their own test nodes: a dot for each client "
+            "and seed, their median, and the share of them that gain."
+        )
+    return captions
+
+
 def spell_p(p: float) -> str:
     """Returns a p-value in words: its size, or that it is tiny."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

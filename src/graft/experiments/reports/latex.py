@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
 from graft.experiments.comparison.comparison import Comparison
@@ -221,16 +221,17 @@ def floating(tabulars: Sequence[str], caption: str, label: str, wide: bool) -> s
     )
 
 
-def document(tables: Sequence[str], figures: Sequence[str]) -> str:
-    """Returns a document that shows tables and figures by the names of their files, to be looked at."""
+def document(tables: Sequence[str], figures: Mapping[str, str]) -> str:
+    """Returns a document that shows tables, by their files, and figures, by names with captions: to be looked at."""
     shown = [rf"\input{{{name}}}" for name in tables]
     shown += [
-        f"\\begin{{figure}}\n\\centering\n\\includegraphics[max width=\\linewidth]{{{name}}}\n\\end{{figure}}"
-        for name in figures
+        f"\\begin{{figure}}\n\\centering\n\\includegraphics{{{name}}}\n\\caption{{{caption}}}\n\\label{{fig:{name}}}\n"
+        "\\end{figure}"
+        for name, caption in figures.items()
     ]
     start = (
         "\\documentclass{article}\n\\usepackage[utf8]{inputenc}\n\\usepackage[T1]{fontenc}\n"
-        "\\usepackage[margin=2.2cm]{geometry}\n\\usepackage{booktabs}\n\\usepackage{graphicx}\n"
+        "\\usepackage[margin=2cm]{geometry}\n\\usepackage{booktabs}\n\\usepackage{graphicx}\n"
     )
     return f"{start}\\begin{{document}}\n" + "\n\n".join(shown) + "\n\\end{document}\n"
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+BESIDE: Any = {"textcoords": "offset points", "fontsize": 6.5, "color": SOFT}  # what stands beside an axis
+
+
 class Curve(NamedTuple):
     """A score over the rounds that all seeds of a cell have: mean and deviation, and what was sent until then."""
 
@@ -64,7 +67,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
 @styled
 def plot_scores(comparison: Comparison, width: float | None = None) -> Figure:
     """Draws the mean of every row with its 95 % interval, the seeds as dots; filled: best or not distinguishable."""
-    rows = comparison.rows
+    rows = in_order(comparison)
     figure, axes = panels(comparison.columns, 0.42 + 0.2 * len(rows), width)
     for index, (panel, column) in enumerate(zip(axes, comparison.columns, strict=True)):
         best = best_rows(comparison, column)
@@ -110,9 +113,17 @@ def plot_curves(comparison: Comparison, width: float | None = None) -> Figure:
 @styled
 def plot_cost(comparison: Comparison, width: float | None = None) -> Figure:
     """Draws the test score against the megabytes sent until then; who sends nothing is a dotted line at its best."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     figure = draw_curves(comparison, "megabytes sent", width, lambda curve: curve.megabytes)
     for panel in figure.axes:
-        panel.set_xscale("log")
+        if panel.collections:  # the band of somebody who sends something
+            panel.set_xscale("log")
+            panel.xaxis.set_major_locator(LogLocator(numticks=6))
+            panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+            panel.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            panel.set_xticks([])
     return figure
 
 
@@ -126,9 +137,10 @@ def draw_curves(comparison: Comparison, axis: str, width: float | None, x_of: An
     }
     if not curves:
         raise InputError(f"No run has its {METRICS[comparison.metric].title} on record round by round.")
-    appearance = looks(
-        [row for row in comparison.rows if any((row, column) in curves for column in comparison.columns)]
-    )
+    drawn = [row for row in in_order(comparison) if any((row, column) in curves for column in comparison.columns)]
+    references = [row for row in drawn if is_reference(comparison, row)]
+    appearance = looks([row for row in drawn if row not in references], references)
+    appearance = {row: appearance[row] for row in drawn}
     figure, axes = panels(comparison.columns, 2.1, width)
     handles: dict[str, Any] = {}
     for panel, column in zip(axes, comparison.columns, strict=True):
@@ -147,13 +159,20 @@ def draw_curve(panel: Axes, curve: Curve, x: Sequence[float], look: Look) -> Any
     at_best = curve.rounds.index(curve.best)
     if x[-1] == 0:
         return panel.axhline(curve.means[at_best], color=look.colour, linestyle=(0, (1, 1.4)), linewidth=1.1)
-    (line,) = panel.plot(x, curve.means, color=look.colour, linestyle=look.dash)
     low, high = (
         [mean + sign * spread for mean, spread in zip(curve.means, curve.deviations, strict=True)] for sign in (-1, 1)
     )
-    panel.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
-    panel.plot(
-        [x[at_best]], [curve.means[at_best]], look.marker, color=look.colour, markeredgecolor="white", markersize=5
+    panel.fill_between(x, low, high, color=look.colour, alpha=0.14, linewidth=0)
+    (line,) = panel.plot(
+        x,
+        curve.means,
+        color=look.colour,
+        linestyle=look.dash,
+        marker=look.marker,
+        markevery=[at_best],
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        markersize=5.2,
     )
     return line
 
@@ -217,6 +236,7 @@ def plot_gains(comparison: Comparison, baseline: str, width: float | None = None
     }
     if not any(gains.values()):
         raise InputError(f"No run has scores of clients that could be compared with those of {baseline}.")
+    points = " (points)" if METRICS[comparison.metric].percent else ""
     figure, axes = panels(comparison.columns, 0.5 + 0.25 * len(rows), width)
     for index, (panel, column) in enumerate(zip(axes, comparison.columns, strict=True)):
         panel.axvline(0, color=INK, linewidth=0.8)
@@ -227,7 +247,8 @@ def plot_gains(comparison: Comparison, baseline: str, width: float | None = None
         panel.set_ylim(len(rows) - 0.4, -0.6)
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.06)
-        panel.set_xlabel(f"gain over {shorten(baseline, 16)} per client")
+        panel.set_xlabel(f"gain of a client over {shorten(baseline, 16)}{points}")
+        panel.annotate("gain", (1, 1), xycoords="axes fraction", xytext=(2, 1), **BESIDE)
     return figure
 
 
@@ -245,10 +266,8 @@ def draw_gains(panel: Axes, position: int, gains: Sequence[float]) -> None:
         (1, position),
         xycoords=("axes fraction", "data"),
         xytext=(2, 0),
-        textcoords="offset points",
         va="center",
-        fontsize=6.5,
-        color=SOFT,
+        **BESIDE,
     )
 
 
@@ -274,6 +293,11 @@ def client_score(entry: dict[str, Any], metric: str) -> float | None:
     scores = entry.get("metrics", {}).get(metric) or (entry if metric == "accuracy" else {})
     value: float | None = scores.get("test")
     return value
+
+
+def in_order(comparison: Comparison) -> list[str]:
+    """Returns the rows as tables and figures show them: references last."""
+    return sorted(comparison.rows, key=lambda row: is_reference(comparison, row))
 
 
 def scaled(comparison: Comparison, values: Iterable[float]) -> list[float]:
