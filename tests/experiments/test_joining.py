@@ -11,9 +11,9 @@ from graft.data.synthetic import generate
 from graft.errors import InputError, RunError
 from graft.experiments.experiment import make_experiment
 from graft.experiments.given import Given
-from graft.experiments.joining import leave_out, models_of, read_verdicts, without, write_verdicts
+from graft.experiments.joining import leave_out, models_of, without
 from graft.experiments.run import run_experiment
-from graft.experiments.verdicts import UNCLEAR, Verdict
+from graft.experiments.verdicts import UNCLEAR, Verdict, read_verdicts, write_verdicts
 
 NODES = 90
 SETTINGS = {"method": "fedavg", "dataset": f"synthetic:nodes={NODES}", "clients": 3, "width": 8, "rounds": 3}

@@ -161,7 +161,8 @@ def judge_joining(
 ) -> None:
     """Say for each client whether joining helps it, and what it gives to the others."""
     from graft.cli.report import show_verdicts, write_page
-    from graft.experiments.joining import leave_out, write_verdicts
+    from graft.experiments.joining import leave_out
+    from graft.experiments.verdicts import write_verdicts
 
     verdicts = federated.against(alone)
     write_verdicts(folder, verdicts, LOCAL)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graft.data.federation import FederationData
 from graft.data.graphs import subgraph
-from graft.errors import InputError, RunError
+from graft.errors import RunError
 from graft.experiments.callbacks import Callbacks
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.experiment import Experiment
@@ -21,9 +19,6 @@ from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
 from graft.experiments.verdicts import Verdict, contribution, judge_pairs
 from graft.federation.metric_names import parse_metrics
-from graft.files import parse_json, read_text, seal, unseal, write_text
-
-FILE = "verdicts.json"
 
 
 def leave_out(
@@ -80,23 +75,6 @@ def scores_on_test_nodes(summary: Mapping[str, Any], metric: str) -> list[float 
     """Returns every client's test score at the best round."""
     rows = summary["per_client"]
     return [row["test"] if metric == "accuracy" else row["metrics"][metric]["test"] for row in rows]
-
-
-def write_verdicts(folder: Path, verdicts: Sequence[Verdict], against: str) -> None:
-    """Puts verdicts on record beside the run that they are about."""
-    content = {"against": against, "clients": [verdict.as_row() for verdict in verdicts]}
-    write_text(folder / FILE, json.dumps(seal(content), indent=1) + "\n")
-
-
-def read_verdicts(folder: Path) -> list[Verdict]:
-    """Returns the verdicts beside a run; none where it was compared with nothing."""
-    path = folder / FILE
-    if not path.exists():
-        return []
-    try:
-        return [Verdict(**row) for row in unseal(parse_json(read_text(path)))["clients"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is damaged: {error}.") from None
 
 
 def judge_over_seeds(federated: Mapping[int, FinishedRun], alone: Mapping[int, FinishedRun]) -> list[Verdict] | None:

@@ -3,16 +3,22 @@ trains alone; and what the client is worth to the others."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graft.experiments.bootstrap import paired_differences
+from graft.errors import InputError
 from graft.federation.metric_names import METRICS
-from graft.federation.metrics import Predictions
+from graft.files import parse_json, read_text, seal, unseal, write_text
 
+if TYPE_CHECKING:
+    from graft.federation.metrics import Predictions
+
+FILE = "verdicts.json"
 DRAWS = 1000  # bootstrap samples of the test nodes
 CONFIDENCE = 0.95
 LEAST_NODES = 10  # test nodes below which no interval is worth its name
@@ -52,6 +58,8 @@ def judge(
     client: str | int, metric: str, alone: Predictions, federated: Predictions, seed: int = 0, draws: int = DRAWS
 ) -> Verdict:
     """Returns the verdict for a client from what both models predict of the same test nodes."""
+    from graft.experiments.bootstrap import paired_differences  # imports PyTorch, which reports do without
+
     nodes = len(alone.classes)
     values = alone.value(metric), federated.value(metric)
     if nodes < LEAST_NODES or np.isnan(values).any():
@@ -99,3 +107,20 @@ def contribution(
         if score is not None and less is not None
     ]
     return float(np.mean(gains)) if gains else None
+
+
+def write_verdicts(folder: Path, verdicts: Sequence[Verdict], against: str) -> None:
+    """Puts verdicts on record beside the run that they are about."""
+    content = {"against": against, "clients": [verdict.as_row() for verdict in verdicts]}
+    write_text(folder / FILE, json.dumps(seal(content), indent=1) + "\n")
+
+
+def read_verdicts(folder: Path) -> list[Verdict]:
+    """Returns the verdicts beside a run; none where it was compared with nothing."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    try:
+        return [Verdict(**row) for row in unseal(parse_json(read_text(path)))["clients"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged: {error}.") from None

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import graft
 from graft.experiments.export import formats
-from graft.experiments.joining import write_verdicts
+from graft.experiments.verdicts import write_verdicts
 from tests.experiments.export.test_networks import NATIVE, SETTINGS, Normed, unseen_graph
 
 FILES = {"MODEL_CARD.md", "config.json", "model.py", "model.safetensors", "preparation.json"}

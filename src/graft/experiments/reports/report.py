@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from graft.experiments.joining import read_verdicts
 from graft.experiments.reports.links import link_networks
 from graft.experiments.reports.summary_table import readable_bytes
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.verdicts import Verdict
+from graft.experiments.verdicts import Verdict, read_verdicts
 from graft.federation.metric_names import METRICS, format_difference, format_metric
 from graft.files import write_text
 
