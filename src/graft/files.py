@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,13 +128,20 @@ class Lock:
         with explained(f"{folder} cannot be written to", InputError):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._take()
             except BlockingIOError:
                 os.close(self._descriptor)
                 raise InputError(f"Another run or resume is writing into {folder}; wait for its end.") from None
             except OSError:
                 os.close(self._descriptor)
                 raise
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)  # it may be somebody who just looks, as `is_locked` does
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
         os.close(self._descriptor)
@@ -143,6 +151,23 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether a process holds a lock on a file or folder; no if it is not there, or cannot be locked at all."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment; others who look do not mind
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def printable(text: object) -> str:

@@ -23,6 +23,7 @@ from graft.cli.report import report
 from graft.cli.reproduce import reproduce
 from graft.cli.run import resume, run
 from graft.cli.sweep import sweep
+from graft.cli.watch import watch
 
 app = typer.Typer(
     help="Federated training of graph neural networks.",
@@ -49,7 +50,7 @@ def options(
 
 app.command(cls=ManyValues)(guarded(run))
 app.command(cls=ManyValues)(guarded(sweep))
-for command in (example, resume, predict, export, report, compare, partition, check, reproduce):
+for command in (example, resume, watch, predict, export, report, compare, partition, check, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))

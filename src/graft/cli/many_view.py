@@ -12,6 +12,7 @@ from rich.text import Text
 
 from graft.cli.run_state import short_time
 from graft.cli.run_view import ACCENT, ASCII, FAINT, LABEL, NARROW, UNICODE, WIDEST, Glyphs, progress_bar, spread
+from graft.federation.metric_names import METRICS, format_metric
 from graft.files import printable
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class ManyView:
         """Yields the lines, the most important ones first."""
         state = self.state
         seconds = time.monotonic() - state.begun
-        frame = glyphs.spinner[int(seconds * 8) % len(glyphs.spinner)]
+        frame = glyphs.spinner[int(seconds * 3) % len(glyphs.spinner)]
         right = Text.assemble((f"{frame} ", ACCENT), state.phase, (f"  {short_time(int(seconds))}", FAINT))
         yield spread(Text(printable(state.label), style="bold"), right, width)
         yield self.count(width, glyphs)
@@ -111,6 +112,6 @@ def outcome_of(message: Mapping[str, Any]) -> str:
     """Returns what came of one of many runs."""
     if "error" in message:
         return f"{message['cell']}: failed"
-    test = message["test"]
-    score = "no score" if test is None else f"{100 * test:.1f} %"
-    return f"{message['cell']}: {score} in {message['seconds']:.1f} s"
+    metric, test = message.get("metric", "accuracy"), message.get("test", message.get("validation"))
+    score = format_metric(metric, test, "no score") if metric in METRICS else str(test)
+    return f"{message['cell']}: {score} in {short_time(message.get('seconds') or 0.0)}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graft.cli.run_view import RunView
 
 Tell = Callable[[dict[str, Any]], None]
-A_SECOND = 4  # times that a view is drawn anew
+A_SECOND = 3  # times that a view is drawn anew
 
 
 def is_terminal() -> bool:

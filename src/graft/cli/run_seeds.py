@@ -26,6 +26,7 @@ def run_seeds(
     """Run experiments with each seed in full run directories, as ROOT/seed-0 or ROOT/fedavg/seed-0, and compare."""
     from graft.experiments.combinations import suited
     from graft.experiments.many_runs import check_jobs, exclusive
+    from graft.experiments.progress_log import logged
     from graft.experiments.sweep.plan import plan_runs, run_planned
     from graft.experiments.sweep.sweep import collect
 
@@ -38,7 +39,8 @@ def run_seeds(
     )
     check_folders(root, runs, overwrite)
     with exclusive(root, "graft run --seeds"), study_progress(root.name) as tell:
-        outcome = run_planned(runs, keep_models=True, anew=overwrite, jobs=jobs, report=tell)
+        report = logged(root, len(runs), tell)
+        outcome = run_planned(runs, keep_models=True, anew=overwrite, jobs=jobs, report=report)
         result = collect(runs, outcome, root)
     tell_result(result, root)
     if any(other["method"] == LOCAL for other in others):

@@ -103,10 +103,10 @@ def number(value: Any) -> float | None:
 
 def short_time(seconds: float) -> str:
     """Returns a time as people say it: 8 ms, 0.21 s, 42 s, 3 min 20 s, 2 h 05 min."""
-    if seconds < 0.1:
+    if 0 < seconds < 0.1:
         return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
-    if seconds < 10:
-        return f"{seconds:.2g} s"
+    if seconds < 10 and not float(seconds).is_integer():
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 100:
         return f"{whole} s"

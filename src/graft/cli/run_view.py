@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDEST = 110  # columns; wider lines are harder to read, not easier
 NARROW = 60  # columns below which words no longer stand in a column of their own
 LABEL = 14  # columns of the words before each line
-MOST_ROWS = 10  # of bars of clients
+MOST_ROWS = 12  # of bars of clients
 LONGEST_NAME = 18
 ACCENT, FAINT, BEST = "cyan", "dim", "green"
 
@@ -80,7 +80,7 @@ class RunView:
         """Returns what runs, and what it is at."""
         state = self.state
         seconds = time.monotonic() - state.begun
-        frame = glyphs.spinner[int(seconds * 8) % len(glyphs.spinner)]
+        frame = glyphs.spinner[int(seconds * 3) % len(glyphs.spinner)]
         right = Text.assemble((f"{frame} ", ACCENT), state.phase, (f"  {short_time(int(seconds))}", FAINT))
         left = Text(printable(state.label), style="bold")
         if state.about:
@@ -151,7 +151,7 @@ class RunView:
             columns = 2  # the worst and the best beside each other
         entry = (width - 3 * (columns - 1)) // columns
         shown, words = self.choose(len(values), columns * (rows - 1))
-        yield Text(f"test {METRICS[state.metric].title} of {words}", style=FAINT)
+        yield Text(f"test {METRICS[state.metric].title} {words}", style=FAINT)
         largest = 1.0 if METRICS[state.metric].percent else max((v for v in values if v is not None), default=1.0)
         bars = [self.bar(names[i], values[i], largest, name_width, entry, glyphs) for i in shown]
         depth = math.ceil(len(bars) / columns)
@@ -162,7 +162,7 @@ class RunView:
         """Returns the clients to show, and words about those who are not; of many, seldom others, so that it stays
         calm."""
         if clients <= room:
-            return list(range(clients)), "each client"
+            return list(range(clients)), "of each client"
         since, chosen = self._chosen
         half, values = room // 2, self.state.by_client
         if time.monotonic() - since > 3 or len(chosen) != 2 * half or max(chosen) >= clients:
@@ -170,7 +170,7 @@ class RunView:
             ranked = sorted(scored, key=lambda i: values[i] or 0.0, reverse=not self.state.higher)
             chosen = [*ranked[:half], *ranked[len(ranked) - half :]] if len(ranked) >= 2 * half else ranked
             self._chosen = (time.monotonic(), chosen)
-        return chosen, f"the worst {half} and best {half} of {clients} clients"
+        return chosen, f"of the worst {half} and best {half} of {clients}"
 
     def bar(self, name: str, value: float | None, largest: float, names: int, width: int, glyphs: Glyphs) -> Text:
         """Returns a client's name, bar and score, in just this width."""

@@ -27,6 +27,7 @@ from graft.experiments.many_runs import (
     one_line,
     run_orders,
 )
+from graft.experiments.progress_log import logged
 from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
 from graft.experiments.studies import PORTRAITS, STUDIES
@@ -174,7 +175,8 @@ def reproduce(plan: Plan, jobs: int | None = None, report: Report | None = None)
         raise InputError(f"{plan.out} cannot be written to: {error.strerror}.") from error
     with exclusive(plan.out, "graft reproduce"):
         missing = [cell.order for cell in plan.cells if not cell.done]
-        outcome = run_orders(missing, run_cell, jobs=jobs, device=plan.device, report=report)
+        tell = logged(plan.out, len(plan.cells), report)
+        outcome = run_orders(missing, run_cell, jobs=jobs, device=plan.device, report=tell)
     return replace(outcome, skipped=len(plan.cells) - len(missing))
 
 

@@ -22,6 +22,7 @@ from graft.experiments.comparison.comparison import Comparison, spell, what_is_t
 from graft.experiments.comparison.finished_runs import FinishedRun, find_runs
 from graft.experiments.experiment import ExperimentSettings
 from graft.experiments.many_runs import Outcome, Report, check_jobs, exclusive, file_name
+from graft.experiments.progress_log import logged
 from graft.experiments.sweep.design import Design
 from graft.experiments.sweep.plan import PlannedRun, plan_runs, run_planned, suit
 from graft.federation.metric_names import METRICS, format_metric
@@ -257,7 +258,8 @@ def run_design(
         if out is not None:
             begin_folder(out, design)
         stack.enter_context(exclusive(folder, "graft sweep"))
-        outcome = run_planned(runs, keep_models=design.keep_models, jobs=jobs, report=report, callbacks=callbacks)
+        tell = logged(folder, len(runs), report)
+        outcome = run_planned(runs, keep_models=design.keep_models, jobs=jobs, report=tell, callbacks=callbacks)
         return collect(runs, outcome, out)
 
 
