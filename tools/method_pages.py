@@ -13,7 +13,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,7 @@ def messages(kind: type[Method]) -> dict[str, Reveals]:
     }
 
 
+@cache
 def asked_steps(kind: type[Method]) -> set[str]:
     """Returns the names that the classes of a method mention as `self.name`: a step that is inherited but never asked,
     as `share` of peers that send something else, is not among them."""
