@@ -187,7 +187,7 @@ def test_folders_without_two_tables_are_refused(tmp_path):
     ("name", "content", "message"),
     [
         ("nodes.csv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not a text file"),
-        ("nodes.csv.gz", gzip.compress(b"id,label\na,1\n")[:-9], "cannot be read"),
+        ("nodes.csv.gz", gzip.compress(b"id,label\na,1\n", mtime=0)[:-9], "cannot be read"),
         ("nodes.parquet", b"PAR1 but not really", "not a readable Parquet file"),
     ],
 )
