@@ -68,7 +68,7 @@ def scores_table(comparison: Comparison, baseline: str | None) -> Table:
     from rich.table import Table
 
     from graft.experiments.comparison.conclusion import ranking_of
-    from graft.experiments.comparison.differences import best_rows, compare_with, is_reference
+    from graft.experiments.comparison.differences import best_rows, compare_with, in_order
     from graft.experiments.reports.captions import BETTER, WORSE
     from graft.federation.metric_names import METRICS
 
@@ -81,7 +81,7 @@ def scores_table(comparison: Comparison, baseline: str | None) -> Table:
     table.add_column("")
     for name in [*comparison.columns, *(["rank"] if ranks else [])]:
         table.add_column(safe(name), justify="right")
-    for row in sorted(comparison.rows, key=lambda row: is_reference(comparison, row)):
+    for row in in_order(comparison):
         cells = []
         for column in comparison.columns:
             text = spell_score(comparison, row, column) + marks.get((row, column), " ")

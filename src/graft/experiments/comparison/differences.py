@@ -87,6 +87,11 @@ def competitors(comparison: Comparison) -> list[str]:
     return [row for row in comparison.rows if not is_reference(comparison, row)]
 
 
+def in_order(comparison: Comparison) -> list[str]:
+    """Returns the rows as tables and figures show them: references last."""
+    return sorted(comparison.rows, key=lambda row: is_reference(comparison, row))
+
+
 def find_row(comparison: Comparison, name: str) -> str:
     """Returns the row of that name, or the only row of the method of that name."""
     if name in comparison.rows:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
 from graft.experiments.comparison.comparison import Comparison
 from graft.experiments.comparison.conclusion import most_seeds, ranking_of
-from graft.experiments.comparison.differences import Difference, best_rows, compare_with, find_row, is_reference
+from graft.experiments.comparison.differences import (
+    Difference,
+    best_rows,
+    compare_with,
+    find_row,
+    in_order,
+    is_reference,
+)
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.comparison.statistics import NO_TEST, T_TEST, WILCOXON
 from graft.experiments.reports.captions import cost_caption, differences_caption, scores_caption
@@ -35,7 +42,7 @@ ESCAPES = {
     "×": r"$\times$",
     "\N{NO-BREAK SPACE}": "~",
 }
-LATIN = re.compile(r"[ -~\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff]")  # letters that every LaTeX can set
+LATIN = re.compile(r"[ -~À-ÏÑ-ÖØ-Ýß-ïñ-öø-ýÿ]")  # letters that every LaTeX can set, with whatever fonts
 TEST_LETTERS = {T_TEST: "$t$", WILCOXON: "$W$", NO_TEST: "--"}
 
 Line = list[str]  # the cells of a line of a table
@@ -148,7 +155,7 @@ def costs_to_latex(comparison: Comparison, *, label: str = "tab:cost") -> str:
             escape(column) if several else "",
             [
                 [escape(row), *cost_cells(list(cell.values()))]
-                for row in comparison.rows
+                for row in in_order(comparison)
                 if (cell := comparison.cell(row, column))
             ],
         )
@@ -160,15 +167,19 @@ def costs_to_latex(comparison: Comparison, *, label: str = "tab:cost") -> str:
 
 def cost_cells(runs: Sequence[FinishedRun]) -> Line:
     """Returns the means over runs of what they cost."""
-    costs: list[Callable[[FinishedRun], float]] = [
-        lambda run: sent_bytes(run) / 1e6,
-        lambda run: sent_bytes(run) / 1e3 / max(run.summary["rounds"], 1),
-        lambda run: run.summary["seconds"]["total"],
-        lambda run: 1e3 * run.summary["seconds"]["per_round"],
-        lambda run: run.summary["rounds"],
-        lambda run: run.summary["best_round"],
+    summaries = [run.summary for run in runs]
+    megabytes, rounds = (
+        fmean(sent_bytes(run) for run in runs) / 1e6,
+        fmean(summary["rounds"] for summary in summaries),
+    )
+    return [
+        three_digits(megabytes),
+        three_digits(1e3 * megabytes / max(rounds, 1)),
+        three_digits(fmean(summary["seconds"]["total"] for summary in summaries)),
+        three_digits(1e3 * fmean(summary["seconds"]["per_round"] for summary in summaries)),
+        f"{rounds:.0f}",
+        f"{fmean(summary['best_round'] for summary in summaries):.0f}",
     ]
-    return [three_digits(fmean(map(cost, runs))) for cost in costs]
 
 
 def sent_bytes(run: FinishedRun) -> int:
@@ -217,7 +228,7 @@ def floating(tabulars: Sequence[str], caption: str, label: str, wide: bool) -> s
     body = "\n\n\\medskip\n\n".join(tabulars)
     return (
         f"% needs \\usepackage{{booktabs}}\n\\begin{{{name}}}\n\\centering\n\\caption{{{caption}}}\n"
-        f"\\label{{{label}}}\n\\small\n\\setlength{{\\tabcolsep}}{{5pt}}\n{body}\n\\end{{{name}}}\n"
+        f"\\label{{{label}}}\n\\smallskip\n\\small\n\\setlength{{\\tabcolsep}}{{5pt}}\n{body}\n\\end{{{name}}}\n"
     )
 
 
@@ -230,7 +241,7 @@ def document(tables: Sequence[str], figures: Mapping[str, str]) -> str:
         for name, caption in figures.items()
     ]
     start = (
-        "\\documentclass{article}\n\\usepackage[utf8]{inputenc}\n\\usepackage[T1]{fontenc}\n"
+        "\\documentclass{article}\n\\usepackage[utf8]{inputenc}\n"
         "\\usepackage[margin=2cm]{geometry}\n\\usepackage{booktabs}\n\\usepackage{graphicx}\n"
     )
     return f"{start}\\begin{{document}}\n" + "\n\n".join(shown) + "\n\\end{document}\n"
@@ -255,6 +266,5 @@ def p_cell(p: float | None) -> str:
 
 def three_digits(value: float) -> str:
     """Returns a number with three digits that count, and no exponent."""
-    if value == 0 or value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+    decimals = next((places for places, least in enumerate((100, 10, 1, 0.1)) if value >= least), 4) if value else 0
+    return f"{value:,.{decimals}f}"

@@ -17,6 +17,7 @@ from graft.experiments.comparison.differences import (
     best_rows,
     competitors,
     find_row,
+    in_order,
     is_reference,
 )
 from graft.experiments.comparison.finished_runs import FinishedRun
@@ -293,11 +294,6 @@ def client_score(entry: dict[str, Any], metric: str) -> float | None:
     scores = entry.get("metrics", {}).get(metric) or (entry if metric == "accuracy" else {})
     value: float | None = scores.get("test")
     return value
-
-
-def in_order(comparison: Comparison) -> list[str]:
-    """Returns the rows as tables and figures show them: references last."""
-    return sorted(comparison.rows, key=lambda row: is_reference(comparison, row))
 
 
 def scaled(comparison: Comparison, values: Iterable[float]) -> list[float]:
