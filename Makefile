@@ -8,7 +8,8 @@ TORCH_INDEX ?=
 WORKERS ?= auto
 
 BIN := .venv/bin
-PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Python compiles modules when they are first imported; most of what is installed never is.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Toy federations are too small for threads: with several processes on few cores they only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 # Scikit-learn's digits, shared out at random; a client has a label for one image in twenty.
@@ -18,15 +19,17 @@ DEMO := --dataset digits --clients 5 --partition random --split 5/20/75 --rounds
 
 setup: .venv/ready-to-test
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Graft needs Python 3.11 or newer.")'
 	$(PYTHON) -m venv .venv
+
+.venv/ready: .venv/pyvenv.cfg pyproject.toml constraints.txt
 	$(PIP) --editable .
 	touch .venv/ready
 
-.venv/ready-to-test: .venv/ready
+.venv/ready-to-test: .venv/pyvenv.cfg pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
-	touch .venv/ready-to-test
+	touch .venv/ready .venv/ready-to-test
 
 demo: .venv/ready
 	@echo; echo "Five clients, one architecture: averaging against training alone and against all data in one place."

@@ -96,6 +96,7 @@ class Runs:
 
 def essence(result) -> str:
     """Returns all of a result that must be the same when a run is repeated, as text."""
+    from graft.experiments.identity import comparable
     from graft.tensors.trees import flatten
 
     best = {kind: {"round": models.round, **models.tree} for kind, models in result.models.best.items()}
@@ -104,6 +105,7 @@ def essence(result) -> str:
     rounds = [{name: value for name, value in record.items() if name != "seconds"} for record in result.rounds]
     varying = {"seconds", "peak_memory_bytes"}
     summary = {name: value for name, value in result.summary.items() if name not in varying}
+    summary["experiment"] = comparable(summary["experiment"])
     leaves = {path: leaf.tolist() if hasattr(leaf, "tolist") else leaf for path, leaf in flatten(state)}
     return json.dumps([leaves, rounds, summary], sort_keys=True)
 
