@@ -216,8 +216,8 @@ def test_a_method_outside_the_repository_runs_resumes_reports_and_keeps_the_cont
     assert whole["method"] == "fedsoft"
     for name in ("accuracy", "per_client", "communication", "best_round"):
         assert whole[name] == resumed[name]
-    assert "fedsoft" in graft("report", "../stopped", folder="elsewhere")
-    assert "<svg" in (tmp_path / "stopped" / "report.html").read_text()
+    graft("report", "../stopped", folder="elsewhere")
+    assert "fedsoft" in (tmp_path / "stopped" / "report.html").read_text()
     assert "keeps all" in graft("check-method", "../soft.py:FedSoft", folder="elsewhere")
 
 
