@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from graft.experiments.result import Result
     from graft.experiments.run import resume, run
     from graft.experiments.sweep.sweep import Sweep, sweep
+    from graft.experiments.trackers.mlflow import MLflow
+    from graft.experiments.trackers.tensorboard import TensorBoard
+    from graft.experiments.trackers.wandb import WandB
     from graft.experiments.verdicts import Verdict
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
@@ -90,6 +93,9 @@ _MODULES = {
     "experiments.result": ("Result",),
     "experiments.run": ("resume", "run"),
     "experiments.sweep.sweep": ("Sweep", "sweep"),
+    "experiments.trackers.mlflow": ("MLflow",),
+    "experiments.trackers.tensorboard": ("TensorBoard",),
+    "experiments.trackers.wandb": ("WandB",),
     "experiments.verdicts": ("Verdict",),
     "federation.clients": ("Clients", "Replies"),
     "federation.fleet": ("Fleet",),
@@ -146,6 +152,7 @@ __all__ = [
     "InProcess",
     "InputError",
     "LayeredModel",
+    "MLflow",
     "MemoryWarning",
     "Method",
     "Model",
@@ -165,10 +172,12 @@ __all__ = [
     "Session",
     "Stream",
     "Sweep",
+    "TensorBoard",
     "Topology",
     "Training",
     "Tree",
     "Verdict",
+    "WandB",
     "Weights",
     "__version__",
     "add_bias",

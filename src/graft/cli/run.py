@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -19,12 +20,14 @@ from graft.experiments.experiment import Experiment, check_names, data_settings,
 from graft.experiments.experiment_files import given_settings, read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.make_method import make_method
+from graft.experiments.trackers import kept_trackers, make_tracker
 from graft.methods import METHODS
 from graft.options import parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from graft.data.federation import FederationData
     from graft.experiments.result import Result
+    from graft.experiments.trackers.tracker import Tracker
 
 MAJORITY = "majority"
 MOST_LEFT_OUT = 10  # clients up to which each is left out once, if nobody says otherwise
@@ -59,6 +62,10 @@ def run(
     jobs: Annotated[
         Number, typer.Option(help="With --seeds: worker processes; a core each, or 6 on a GPU, if not given.")
     ] = None,
+    track: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Tell a tracker of it: tensorboard[:DIR], wandb[:PROJECT] or mlflow[:URI]."),
+    ] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where the record goes; runs/... if not given.")] = None,  # noqa: UP045
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that place.")] = False,
     **flags: Any,
@@ -81,13 +88,14 @@ def run(
         raise InputError(f"--against {against} names a method twice; each is run once.")
     for draft in drafts:
         check_names(draft)
+    trackers = [make_tracker(text) for text in track or []]
     if seeds is not None:
         if flags.get("seed") is not None:
             raise InputError("--seed and --seeds were both given: leave one of them out.")
         if contribution:
             raise InputError("--contribution runs a federation once more without each client: leave --seeds out.")
         root = out or Path("runs") / f"{first.label}-{first.data_label}-{first.clients}"
-        run_seeds(variants, parse_seeds(seeds), root, jobs, overwrite)
+        run_seeds(variants, parse_seeds(seeds), root, jobs, overwrite, trackers)
         return
     if jobs is not None:
         raise InputError("--jobs is about several runs: add --seeds.")
@@ -95,11 +103,16 @@ def run(
     folders = [root / draft.label if others else root for draft in drafts]
     for folder in folders:
         check_free(folder, overwrite)
-    run_all(variants, folders, root, overwrite, contribution)
+    run_all(variants, folders, root, overwrite, contribution, trackers)
 
 
 def run_all(
-    variants: list[dict[str, Any]], folders: list[Path], root: Path, overwrite: bool, contribution: bool | None
+    variants: list[dict[str, Any]],
+    folders: list[Path],
+    root: Path,
+    overwrite: bool,
+    contribution: bool | None,
+    trackers: Sequence[Tracker] = (),
 ) -> None:
     """Run some experiments one after the other, each in a folder of its own, and compare them."""
     with phase_progress(draft_experiment(variants[0]).label, "loading PyTorch") as tell_phase:
@@ -112,7 +125,8 @@ def run_all(
     for experiment, folder in zip(experiments, folders, strict=True):
         with round_progress(experiment.rounds, experiment.label) as progress:
             given = Given(federation=data[data_settings(experiment)])
-            results.append(run_experiment(experiment, folder, overwrite=overwrite, callbacks=[progress], given=given))
+            callbacks = [progress, *trackers]
+            results.append(run_experiment(experiment, folder, overwrite=overwrite, callbacks=callbacks, given=given))
         with phase_progress(experiment.label, "writing report.html"):
             finish_run(folder, results[-1])
     show_results([result.summary for result in results], root)
@@ -180,11 +194,12 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
     """Go on with a run from its last checkpoint, as if it had never stopped."""
     check_run(directory)
     rounds = draft_experiment(read_experiment(directory / "experiment.toml")).rounds
+    trackers = [make_tracker(text) for text in kept_trackers(directory)]
     with phase_progress(directory.name, "loading PyTorch"):
         from graft.experiments import run as runs
 
     with round_progress(rounds, directory.name) as progress:
-        result = runs.resume(directory, callbacks=[progress])
+        result = runs.resume(directory, callbacks=[progress, *trackers])
     with phase_progress(directory.name, "writing report.html"):
         summary = finish_run(directory, result)
     show_results([summary], directory)

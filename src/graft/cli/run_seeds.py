@@ -14,6 +14,7 @@ from graft.experiments.free_folder import check_free
 from graft.methods import METHODS
 
 if TYPE_CHECKING:
+    from graft.experiments.callbacks import Callbacks
     from graft.experiments.sweep.plan import PlannedRun
     from graft.experiments.sweep.sweep import Sweep
 
@@ -21,7 +22,12 @@ LOCAL = "local"
 
 
 def run_seeds(
-    variants: Sequence[dict[str, Any]], seeds: Sequence[int], root: Path, jobs: int | None, overwrite: bool
+    variants: Sequence[dict[str, Any]],
+    seeds: Sequence[int],
+    root: Path,
+    jobs: int | None,
+    overwrite: bool,
+    callbacks: Callbacks = (),
 ) -> None:
     """Run experiments with each seed in full run directories, as ROOT/seed-0 or ROOT/fedavg/seed-0, and compare."""
     from graft.experiments.combinations import suited
@@ -40,7 +46,7 @@ def run_seeds(
     check_folders(root, runs, overwrite)
     with exclusive(root, "graft run --seeds"), study_progress(root.name) as tell:
         report = logged(root, len(runs), tell)
-        outcome = run_planned(runs, keep_models=True, anew=overwrite, jobs=jobs, report=report)
+        outcome = run_planned(runs, keep_models=True, anew=overwrite, jobs=jobs, report=report, callbacks=callbacks)
         result = collect(runs, outcome, root)
     tell_result(result, root)
     if any(other["method"] == LOCAL for other in others):

@@ -15,8 +15,12 @@ from graft.experiments.free_folder import check_free
 from graft.experiments.record_files import RoundLog, experiment_checksum, read_result, write_result
 from graft.files import Lock, explained, parse_json, read_text, unseal, write_text
 
-RECORDS = ("rounds.jsonl", "result.json", "report.html", "partition.json", "preparation.json", "verdicts.json")
-FOLDERS = ("best", "checkpoint", "checkpoint.old", "checkpoint.new")  # the last two were left by earlier versions
+RECORDS = (
+    *("rounds.jsonl", "result.json", "report.html", "partition.json", "preparation.json", "verdicts.json"),
+    "trackers.json",
+)
+OLD_FOLDERS = ("checkpoint.old", "checkpoint.new")  # which earlier versions left
+FOLDERS = ("best", "checkpoint", "tensorboard", *OLD_FOLDERS)
 
 
 class RunDirectory:
