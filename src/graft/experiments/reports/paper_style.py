@@ -12,7 +12,7 @@ from graft.errors import InputError
 from graft.experiments.reports.colours import LIGHT, PALETTE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -94,9 +94,14 @@ class Look:
     marker: str
 
 
-def looks(rows: Sequence[str]) -> dict[str, Look]:
-    """Returns a look for every row, no two of them the same: at most eight are solid, the next eight dashed."""
-    return {
+def looks(rows: Sequence[str], references: Sequence[str] = ()) -> dict[str, Look]:
+    """Returns a look for every row, no two of them the same: at most eight are solid, the next eight dashed, and
+    references grey dashes."""
+    grey = {
+        row: Look(SOFT, DASHES[1 + index % (len(DASHES) - 1)], MARKERS[-1 - index % len(MARKERS)])
+        for index, row in enumerate(references)
+    }
+    return grey | {
         row: Look(
             PALETTE[index % len(PALETTE)],
             DASHES[index // len(PALETTE) % len(DASHES)],
@@ -130,13 +135,6 @@ def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str], w
     longest = max(map(len, names), default=1)
     abreast = max(1, min(len(names), int(width / (0.36 + 0.058 * longest))))
     figure.legend(handles, names, loc="outside lower center", ncols=abreast, handlelength=2.2, columnspacing=1.2)
-
-
-def texts_of(figure: Figure) -> Iterator[Any]:
-    """Returns all texts of a figure that are to be seen."""
-    from matplotlib.text import Text
-
-    return (text for text in figure.findobj(Text) if text.get_visible() and text.get_text())
 
 
 def shorten(name: str, longest: int = 34) -> str:
