@@ -110,14 +110,17 @@ def summary_region(name: str) -> str:
         "`--topology`": "yes" if kind.takes_topology else "no",
         "`--batches`": "yes" if kind.supports_batches else "no",
     }
-    return f"{summary(METHODS, name)}\n\n{table_of([facts])}\n\n`graft run --method {name}`"
+    source = Path(inspect.getfile(kind)).relative_to(PAGES.parent.parent)
+    command = f"`graft run --method {name}`; its source is `{source}`."
+    return f"{summary(METHODS, name)}\n\n{table_of([facts])}\n\n{command}"
 
 
 def reveals_region(name: str) -> str:
     fields = messages(METHODS[name])
     if not fields:
         return "Nothing but [what every method sends](index.md#what-every-method-sends) leaves a client."
-    return table_of([reveals_row(field, reveals) for field, reveals in fields.items()])
+    rows = [reveals_row(field, reveals) for field, reveals in fields.items()]
+    return f"What leaves a client, and what that reveals of its data:\n\n{table_of(rows)}"
 
 
 def reveals_row(field: str, reveals: Reveals) -> dict[str, str]:
@@ -157,7 +160,7 @@ def setting_row(field: FieldDoc) -> dict[str, str]:
         "default": f"`{field.default}`",
         "values": f"{kind}, {field.bounds}" if field.bounds else kind,
         "meaning": note(field.meaning),
-        "`graft tune` tries": f"`{field.search}`" if field.search else "",
+        "a tuning tries": f"`{field.search}`" if field.search else "",
     }
 
 
