@@ -134,11 +134,11 @@ class Sweep:
 
     def report(self, folder: str | Path | None = None) -> Path:
         """Writes report.html into a folder, or into that of the sweep, and returns its path."""
-        from graft.experiments.reports.report import write_comparison_report
-
         out = Path(folder) if folder is not None else self.folder
         if out is None:
             raise InputError("This sweep kept no folder; say where its report goes, as sweep.report('out').")
+        from graft.experiments.reports.report import write_comparison_report
+
         return write_comparison_report(self.comparison, out)
 
     def __repr__(self) -> str:

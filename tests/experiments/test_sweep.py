@@ -1,0 +1,383 @@
+"""Sweeps: which experiments they have, what they are called, and that each is the run that it would be alone."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from typer.testing import CliRunner
+
+import graft
+from graft.cli import app
+from graft.experiments.sweep.design import Design, parse_grid
+from graft.experiments.sweep.plan import plan_runs, suit
+from tests.experiments.conftest import SMALL
+from tests.experiments.test_many_runs import record_of
+
+VALUES = {**{name: SMALL[name] for name in ("clients", "width")}, "rounds": 2, "partition": "random", "threads": 1}
+DATA = SMALL["dataset"]
+FLAGS = ["--dataset", DATA, *(f"--{name}={value}" for name, value in VALUES.items()), "--jobs", "1"]
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+def refused(result, *words):
+    assert result.exit_code == 2, result.output
+    message = " ".join(result.stderr.split())
+    for word in words:
+        assert word in message, message
+
+
+def rows_of(design):
+    runs = plan_runs(suit(design.variants()), lambda row, column, seed: f"{row}/{column}/{seed}")
+    return list(dict.fromkeys(run.row for run in runs))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """The sweep of the tests below, run once: FedAvg, and FedProx with three values of mu, on two seeds."""
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    result = call("--methods", "fedavg,fedprox", "--grid", "mu=0,0.01,1", "--seeds", "2", *FLAGS, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out, result.output
+
+
+# What a sweep has.
+
+
+def test_a_setting_gives_a_row_for_each_value_to_the_methods_that_have_it(swept):
+    out, text = swept
+    sweep = graft.Sweep.load(out)
+    assert sweep.comparison.rows == ["fedavg", "fedprox, mu=0", "fedprox, mu=0.01", "fedprox, mu=1"]
+    assert {row.name for row in (out / "runs").iterdir()} == {
+        "fedavg",
+        "fedprox_mu=0",
+        "fedprox_mu=0.01",
+        "fedprox_mu=1",
+    }
+    assert all(set(cell) == {0, 1} for cell in sweep.comparison.cells.values())
+    assert "8/8" in text
+    assert "fedprox, mu=0.01 on" in text
+    grid = {"mu": [0, 0.01, 1]}
+    assert len(rows_of(Design(methods=["fedprox"], grid=grid, values=VALUES))) == 3
+    assert len(rows_of(Design(methods=["fedavg"], values=VALUES))) == 1
+
+
+def test_a_run_of_a_sweep_is_the_run_that_it_would_be_alone(swept, tmp_path):
+    out, _ = swept
+    graft.run("fedprox", DATA, settings={"mu": 0.01}, seed=1, out=tmp_path / "alone", **VALUES)
+    (folder,) = (out / "runs" / "fedprox_mu=0.01").glob("*-seed1")
+    assert record_of(folder) == record_of(tmp_path / "alone")
+    (other,) = (out / "runs" / "fedprox_mu=0.01").glob("*-seed0")
+    assert record_of(other)[1] != record_of(tmp_path / "alone")[1]
+
+
+def test_several_processes_find_what_one_finds(swept, tmp_path):
+    out, _ = swept
+    flags = [flag for flag in FLAGS[:-2] if flag != "--jobs"]
+    result = call("--method", "fedavg", "--seeds", "2", *flags, "--jobs", "2", "--out", tmp_path / "there")
+    assert result.exit_code == 0, result.output
+    here, there = (sorted((folder / "runs" / "fedavg").iterdir()) for folder in (out, tmp_path / "there"))
+    assert [path.name for path in here] == [path.name for path in there]
+    assert [record_of(path) for path in here] == [record_of(path) for path in there]
+
+
+def test_values_that_are_the_same_are_run_once():
+    design = Design(methods=["fedavg", "fedavg"], grid={"rounds": [2, 2], "dropout": [0, 0.0, 0.5]}, values=VALUES)
+    assert rows_of(design) == ["fedavg, dropout=0", "fedavg, dropout=0.5"]
+
+
+def test_methods_data_fields_and_plugs_can_be_in_the_grid():
+    values = {**VALUES, "dataset": DATA}
+    assert rows_of(Design(methods=[], grid={"method": ["fedavg", "local"]}, values=values)) == ["fedavg", "local"]
+    plugged = Design(methods=["fedavg"], grid={"plug": ["", "fedtad"], "student_steps": [1, 2]}, values=values)
+    assert rows_of(plugged) == ["fedavg", "fedavg+fedtad, student_steps=1", "fedavg+fedtad, student_steps=2"]
+    runs = plan_runs(
+        suit(Design(methods=["fedavg"], grid={"clients": [2, 3]}, values=values).variants()), lambda *parts: repr(parts)
+    )
+    assert [run.column for run in runs] == [f"{DATA}, clients=2", f"{DATA}, clients=3"]
+
+
+def test_what_only_some_methods_can_do_is_left_out_for_the_others_and_refused_if_none_can():
+    values = {**VALUES, "dataset": DATA, "topology": "ring", "clients": 4}
+    runs = plan_runs(suit(Design(methods=["gossip", "fedavg"], values=values).variants()), lambda *parts: repr(parts))
+    assert [run.experiment.topology for run in runs] == ["ring", ""]
+    with pytest.raises(graft.InputError, match="takes no topology"):
+        rows_of(Design(methods=["fedavg", "local"], values=values))
+    with pytest.raises(graft.InputError, match="has no global model"):
+        rows_of(Design(methods=["local"], values={**VALUES, "score": "global"}))
+
+
+def test_grids_are_lists_and_values_with_commas_are_toml():
+    assert parse_grid(["mu=0,0.01,1", "models=gcn,gat"]) == {"mu": [0, 0.01, 1], "models": ["gcn", "gat"]}
+    assert parse_grid(['models=["gcn,gat", "gcn"]'])["models"] == ["gcn,gat", "gcn"]
+    assert parse_grid(["learning-rate=0.1"]) == {"learning_rate": [0.1]}
+    assert parse_grid(["plug=,fedtad"])["plug"] == ["", "fedtad"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--grid", "muu=1,2", "--methods", "fedprox"], ["'muu'", "did you mean 'mu'", "the settings are mu"]),
+        (["--grid", "mu=0,1", "--method", "fedavg"], ["'mu'", "neither a field"]),
+        (["--set", "mu=1", "--method", "fedavg"], ["'mu'", "neither a field"]),
+        (["--grid", "round=1,2"], ["did you mean 'rounds'"]),
+        (["--grid", "mu"], ["--grid name=value,value"]),
+        (["--grid", "mu="], ["--grid name=value,value"]),
+        (["--grid", "mu=1", "--grid", "mu=2"], ["given twice"]),
+        (["--grid", "seed=1,2"], ["seed cannot be in the grid", "--seeds"]),
+        (["--grid", "dropout=0.1,2"], ["dropout is 2", "below 1"]),
+        (["--grid", "dropout=0.1,,0.2"], ["empty value"]),
+        (["--grid", "optimizer=adam,adamw"], ["'optimizer'", "'adamw'"]),
+        (["--grid", "dataset=digits,core"], ["'core'", "did you mean 'cora'"]),
+        (["--methods", "fedavg,fedprx"], ["fedprx", "did you mean 'fedprox'"]),
+        (["--methods", ","], ["--methods is empty"]),
+        (["--methods", "fedavg", "--method", "local"], ["--method and --methods were both given"]),
+        (["--grid", "width=8,16", "--width", "4"], ["--width and --grid width were both given"]),
+        (["--methods", "fedavg", "--grid", "method=local"], ["methods are given twice"]),
+        (["--seeds", "none"], ["--seeds is 'none'"]),
+        (["--seeds", "2", "--seed", "1"], ["--seed and --seeds were both given"]),
+        (["--jobs", "0"], ["jobs is 0"]),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_runs(flags, words, elsewhere):
+    refused(call(*flags), *words)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_value_that_does_not_fit_its_method_is_refused_before_anything_runs(elsewhere):
+    refused(call("--method", "fedprox", "--grid", "mu=0,-1", *FLAGS), "mu is -1", "at least 0")
+    refused(call("--methods", "fedavg,fedgta", "--models", "gcn,gat", *FLAGS), "needs one architecture")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_help_and_mistakes_import_no_pytorch():
+    script = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom graft.cli import app\n"
+        "for words in (['--help'], ['--grid', 'nu=1'], ['--grid', 'dropout=7'], ['--methods', 'fedprx']):\n"
+        "    assert CliRunner().invoke(app, ['sweep', *words]).exit_code == (0 if words == ['--help'] else 2), words\n"
+        "assert not {'torch', 'polars', 'matplotlib'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+# Going on.
+
+
+def test_the_same_command_runs_what_is_missing_and_more_seeds_may_be_added(swept, tmp_path):
+    out, _ = swept
+    shutil.copytree(out, tmp_path / "out")
+    flags = ["--methods", "fedavg,fedprox", "--grid", "mu=0,0.01,1", *FLAGS, "--out", tmp_path / "out"]
+    folders = sorted((tmp_path / "out" / "runs").glob("*/*"))
+    before = [record_of(folder) for folder in folders]
+    (folders[0] / "result.json").write_text("{}")
+    shutil.rmtree(folders[3])
+    result = call(*flags, "--seeds", "2")
+    assert result.exit_code == 0, result.output
+    assert "2/2" in result.output
+    assert "6 of 8 runs were finished before this call" in result.output
+    assert [record_of(folder) for folder in folders] == before
+    result = call(*flags, "--seeds", "0,1,4")
+    assert "4/4" in result.output
+    refused(call(*flags, "--seeds", "2"), "holds another sweep", "seeds is 0,1,4 there and 0,1 here")
+
+
+def test_a_folder_of_something_else_or_of_another_sweep_is_refused_with_what_differs(swept, tmp_path):
+    out, _ = swept
+    base = ["--seeds", "2", *FLAGS, "--out", out]
+    refused(call("--methods", "fedavg", *base), "methods is fedavg,fedprox there and fedavg here")
+    refused(call("--methods", "fedavg,fedprox", "--grid", "mu=0,2", *base), "grid.mu is 0,0.01,1 there and 0,2 here")
+    other = ["--methods", "fedavg,fedprox", "--grid", "mu=0,0.01,1", "--epochs", "2"]
+    refused(call(*other, *base), "experiment.epochs is not given there and 2 here")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "table.md").write_text("years of work")
+    refused(call("--method", "local", *FLAGS, "--out", "thesis"), "something else than a sweep")
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["table.md"]
+
+
+def test_a_failed_run_is_reported_the_others_run_and_it_is_tried_again():
+    words = ["--method", "local", "--grid", "clients=3,500", "--seeds", "1", *FLAGS[:2], "--rounds", "1", "--jobs", "1"]
+    result = call(*words, "--partition", "random", "--out", "out")
+    assert result.exit_code == 1
+    assert "failed: local on" in result.stderr
+    assert "clients=500, seed 0" in result.stderr
+    assert "local" in result.stdout
+    assert len(graft.Sweep.load("out").runs) == 1
+    again = call(*words, "--partition", "random", "--out", "out")
+    assert (again.exit_code, "1/1" in again.output) == (1, True)
+
+
+def test_a_sweep_that_is_killed_goes_on(tmp_path):
+    words = [
+        "--methods",
+        "fedavg,local",
+        "--grid",
+        "epochs=1,2,3",
+        "--seeds",
+        "4",
+        *FLAGS,
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    command = [sys.executable, "-c", "from graft.cli import main; main()", "sweep", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        for _ in range(600):
+            if len(list(tmp_path.glob("out/runs/*/*/result.json"))) >= 3:
+                break
+            time.sleep(0.05)
+            assert process.poll() is None, process.stderr.read()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    finished = len(list(tmp_path.glob("out/runs/*/*-seed?/result.json")))
+    assert 3 <= finished < 24
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    assert len(graft.Sweep.load(tmp_path / "out").runs) == 24
+    assert not list(tmp_path.glob("out/runs/*/*.part"))
+
+
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(monkeypatch):
+    from graft.experiments import many_runs
+
+    whole, runs = many_runs.run_experiment, []
+
+    def second_is_interrupted(*arguments, **options):
+        runs.append(1)
+        if len(runs) == 2:
+            options["callbacks"] = [lambda _: os.kill(os.getpid(), signal.SIGINT)]
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(many_runs, "run_experiment", second_is_interrupted)
+    result = call("--method", "local", "--seeds", "3", *FLAGS, "--out", "out")
+    assert result.exit_code == 1
+    assert "Stopped; the same command goes on from here." in result.output
+    assert [run.seed for run in graft.Sweep.load("out").runs] == [0]
+    assert "2/2" in call("--method", "local", "--seeds", "3", *FLAGS, "--out", "out").output
+
+
+# In Python.
+
+
+@dataclass(frozen=True)
+class Mine(graft.METHODS["fedprox"]):
+    """A method of somebody's own."""
+
+
+def ring(nodes):
+    edges = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
+    generator = torch.Generator().manual_seed(nodes)
+    return Data(x=torch.rand(nodes, 4, generator=generator), edge_index=edges, y=torch.arange(nodes) % 2)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x, edge_index):  # noqa: ARG002
+        return self.linear(x)
+
+
+def test_objects_are_run_in_this_process_and_told_apart(tmp_path):
+    heard, net = [], Net()
+    given = {"methods": [Mine(mu=0.5), "local"], "datasets": [ring(60), ring(80)], "models": net}
+    settings = {"grid": {"mu": [0.5, 1.0]}, "seeds": [3], "out": tmp_path / "out", **VALUES}
+    sweep = graft.sweep(**given, **settings, jobs=2, callbacks=[heard.append])
+    assert len(sweep.runs) == 6
+    assert [row.split(",")[-1].strip() for row in sweep.comparison.rows] == ["mu=0.5", "mu=1", "local"]
+    assert len(sweep.comparison.columns) == 2
+    assert len(heard) == 6 * VALUES["rounds"]
+    alone = graft.run(Mine(mu=1.0), ring(60), models=net, seed=3, **VALUES)
+    same = [run for run in sweep.runs if run.experiment["settings"].get("mu") == 1.0]
+    assert alone.summary["per_client"] in [run.summary["per_client"] for run in same]
+    again = graft.sweep(**given, **settings)
+    assert again.outcome.ran == 0
+
+
+def test_a_sweep_without_a_folder_keeps_everything_in_memory(elsewhere):
+    sweep = graft.sweep("fedprox", DATA, grid={"mu": [0, 1]}, seeds=2, jobs=1, **VALUES)
+    assert list(elsewhere.iterdir()) == []
+    assert [run.path for run in sweep.runs] == [None] * 4
+    assert [len(run.rounds) for run in sweep.runs] == [VALUES["rounds"]] * 4
+    with pytest.raises(graft.InputError, match="kept no folder"):
+        sweep.report()
+
+
+def test_a_frame_has_a_row_a_run_with_what_was_varied(swept):
+    pytest.importorskip("polars")
+    frame = graft.Sweep.load(swept[0]).frame()
+    assert frame.height == 8
+    assert {"row", "column", "seed", "method", "mu", "test", "validation", "up_bytes", "seconds"} <= set(frame.columns)
+    assert frame["mu"].to_list().count(None) == 2
+    assert sorted(set(frame["mu"].drop_nulls())) == [0, 0.01, 1]
+    assert "dropout" not in frame.columns  # the same everywhere
+
+
+def test_a_sweep_says_what_it_is_and_names_no_markup(swept):
+    sweep = graft.Sweep.load(swept[0])
+    assert repr(sweep) == "Sweep(8 runs, 4 rows x 1 columns)"
+    assert "fedprox, mu=0.01" in sweep._repr_html_()
+    sweep.failures["<b>"] = "why"
+    assert "<b>" not in sweep._repr_html_()
+    assert "1 failed" in repr(sweep)
+    nothing = graft.Sweep([], {"local on digits, seed 0": "The disk is full."})
+    with pytest.raises(graft.InputError, match="The disk is full"):
+        nothing.comparison  # noqa: B018
+    assert "0 runs" in nothing._repr_html_()
+
+
+def test_a_sweep_compares_and_draws(swept):
+    sweep = graft.Sweep.load(swept[0])
+    assert {entry.row for entry in sweep.compare(baseline="fedavg")} == set(sweep.comparison.rows) - {"fedavg"}
+    assert "tabular" in sweep.to_latex()
+    figure = sweep.plot_scores()
+    assert figure.axes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"seed": 3}, "seeds="),
+        ({"grid": {"mu": []}}, "no values of mu"),
+        ({"seeds": 0}, "at least one seed"),
+        ({"jobs": 0}, "jobs is 0"),
+        ({"dataset": "core"}, "core"),
+        ({"grid": {"method": ["local"]}, "methods": ["fedavg"]}, "given twice"),
+    ],
+)
+def test_mistakes_in_python_are_refused(arguments, word):
+    arguments = {"methods": "fedprox", "datasets": arguments.pop("dataset", DATA), **VALUES, **arguments}
+    with pytest.raises(graft.InputError, match=word):
+        graft.sweep(**arguments)
+
+
+# With models.
+
+
+def test_models_are_kept_where_they_are_asked_for_and_half_a_run_goes_on(tmp_path):
+    flags = ["--method", "fedprox", "--seeds", "1", *FLAGS, "--out", "out", "--keep-models"]
+    assert call(*flags).exit_code == 0
+    (folder,) = tmp_path.glob("out/runs/fedprox/*-seed0")
+    assert graft.load_result(folder).client(0).predict().probabilities.shape[1] == 3
+    before = record_of(folder)
+    (folder / "result.json").unlink()
+    assert "1/1" in call(*flags).output
+    assert record_of(folder) == before
+    refused(call(*flags[:-1]), "keep_models is True there and False here")
