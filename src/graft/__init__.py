@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from graft.experiments.trackers.mlflow import MLflow
     from graft.experiments.trackers.tensorboard import TensorBoard
     from graft.experiments.trackers.wandb import WandB
+    from graft.experiments.tuning.tune import tune
+    from graft.experiments.tuning.tuning import Tuning
     from graft.experiments.verdicts import Verdict
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
@@ -96,6 +98,8 @@ _MODULES = {
     "experiments.trackers.mlflow": ("MLflow",),
     "experiments.trackers.tensorboard": ("TensorBoard",),
     "experiments.trackers.wandb": ("WandB",),
+    "experiments.tuning.tune": ("tune",),
+    "experiments.tuning.tuning": ("Tuning",),
     "experiments.verdicts": ("Verdict",),
     "federation.clients": ("Clients", "Replies"),
     "federation.fleet": ("Fleet",),
@@ -176,6 +180,7 @@ __all__ = [
     "Topology",
     "Training",
     "Tree",
+    "Tuning",
     "Verdict",
     "WandB",
     "Weights",
@@ -215,6 +220,7 @@ __all__ = [
     "start_linear",
     "step",
     "sweep",
+    "tune",
     "unflatten",
     "weighted_mean",
 ]

@@ -23,6 +23,7 @@ from graft.cli.report import report
 from graft.cli.reproduce import reproduce
 from graft.cli.run import resume, run
 from graft.cli.sweep import sweep
+from graft.cli.tune import tune
 from graft.cli.watch import watch
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def options(
 
 app.command(cls=ManyValues)(guarded(run))
 app.command(cls=ManyValues)(guarded(sweep))
+app.command(cls=ManyValues)(guarded(tune))
 for command in (example, resume, watch, predict, export, report, compare, partition, check, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
