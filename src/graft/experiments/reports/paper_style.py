@@ -118,8 +118,8 @@ def panels(
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    across = min(len(titles), abreast)
-    down = math.ceil(len(titles) / across)
+    down = math.ceil(len(titles) / abreast)
+    across = math.ceil(len(titles) / down)
     size = (width or (ONE_COLUMN if len(titles) == 1 else TWO_COLUMNS), height * down)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.06))
     axes = figure.subplots(down, across, squeeze=False).flatten().tolist()

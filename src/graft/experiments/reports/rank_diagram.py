@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 LETTER = 0.066  # inches that a letter of a name takes at most, on average
 LINE, BAR, ABOVE = 0.17, 0.085, 0.62  # inches: between names, between bars, and above the axis
+CROWDED = 12  # rows beyond which only every other rank is written
 THIN: dict[str, Any] = {"linewidth": 0.8, "solid_capstyle": "butt"}
 
 
@@ -56,7 +57,8 @@ class RankDiagram:
         panel.plot([self.x(1), self.x(len(self.names))], [0, 0], color=INK, **THIN)
         for tick in range(1, len(self.names) + 1):
             panel.plot([self.x(tick)] * 2, [0, 0.06], color=INK, **THIN)
-            panel.text(self.x(tick), 0.09, str(tick), ha="center", va="bottom", fontsize=7)
+            if len(self.names) <= CROWDED or tick % 2 == 1:
+                panel.text(self.x(tick), 0.09, str(tick), ha="center", va="bottom", fontsize=7)
         difference = self.ranking.critical_difference
         longest = len(self.names) - 1  # ranks differ no more than that
         start, end = self.x(1), self.x(1 + min(difference, longest))
@@ -95,7 +97,7 @@ def plot_ranks(comparison: Comparison, width: float | None = None) -> Figure:
 
     ranking = rank_rows(comparison)
     widest = RankDiagram(ranking, 0).margin
-    diagram = RankDiagram(ranking, width or max(ONE_COLUMN, 2 * widest + 1.4))
+    diagram = RankDiagram(ranking, width or max(ONE_COLUMN, 2 * widest + max(1.4, 0.15 * len(ranking.ranks))))
     height = diagram.depth + ABOVE
     figure = Figure(figsize=(diagram.width, height))
     panel = figure.add_axes((0.0, 0.0, 1.0, 1.0))

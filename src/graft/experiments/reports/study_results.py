@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+from graft.experiments.comparison.differences import Score, best_of
 from graft.experiments.experiment import DATA_FIELDS
 from graft.experiments.reproduce import Plan
 from graft.experiments.studies.study import Measure, Number
@@ -97,13 +98,24 @@ class StudyResults:
         )
 
     def best(self, heading: str) -> set[str]:
-        """Returns the rows with our best mean in a column; references do not compete, and nobody does for speed."""
+        """Returns the rows with our best mean in a column and those that a paired test over seeds cannot tell from it;
+        references do not compete, and nobody does for speed."""
         if self.plan.study.measure == "milliseconds":
             return set()
         rows = [row for row in self.plan.rows if not self.plan.study.rows[row].reference]
-        means = {row: round(value, 2) for row in rows if (value := self.entries[row, heading].mean) is not None}
-        top = max(means.values(), default=None)
-        return {row for row, value in means.items() if value == top}
+        return best_of({row: self.scores(row, heading) for row in rows})
+
+    def scores(self, row: str, heading: str) -> dict[int, Score]:
+        """Returns what a row scored by seed, rounded as it is shown, with the partitions that it was measured on."""
+        wanted = [
+            column for name, column in zip(self.columns, self.plan.columns, strict=True) if heading in (name, AVERAGE)
+        ]
+        return {
+            seed: Score(
+                round(value, 2), "".join((self.stored[row, *column, seed] or {})["partition"] for column in wanted)
+            )
+            for seed, value in self.entries[row, heading].values.items()
+        }
 
     def failures(self) -> dict[str, str]:
         """Returns the reasons of failed runs, by the name of the cell."""
