@@ -12,6 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from graft import __version__
+from graft.experiments.comparison.statistics import ALPHA
 from graft.experiments.identity import NOT_COMPARED
 from graft.experiments.make_method import make_method
 from graft.experiments.reports.report import STYLE, html_table
@@ -135,12 +136,20 @@ class StudyTable(StudyResults):
 
     def caption(self) -> str:
         words = f"{MEASURES[self.plan.study.measure][1]}; mean ± standard deviation over seeds."
-        words += " Bold: our best in a column." if self.plan.study.measure != "milliseconds" else ""
+        words += f" {self.meaning_of_bold()}" if self.plan.study.measure != "milliseconds" else ""
         if self.plan.study.paper:
             words += " In brackets the paper's number and how far ours is above it; the last row is the mean of these."
         if any(self.plan.study.rows[row].reference for row in self.plan.rows):
             words += " Centralised training is no competitor: it sees all data."
         return f"{words} {self.plan.study.note}".strip()
+
+    def meaning_of_bold(self) -> str:
+        if max(len(entry.values) for entry in self.entries.values()) < 2:
+            return "Bold: our best in a column, by one seed, which proves nothing."
+        return (
+            "Bold: our best in a column, and every row that a paired test over seeds cannot tell from it (two-sided, "
+            f"Holm-corrected over the rows of the column, p ≥ {ALPHA})."
+        )
 
     # The files.
 
