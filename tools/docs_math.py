@@ -11,6 +11,8 @@ from mkdocs.structure.pages import Page
 
 # What pymdownx.arithmatex makes of $...$ and $$...$$.
 EQUATION = re.compile(r'<(span|div) class="arithmatex">(\\\(|\\\[)(.*?)(\\\)|\\\])</\1>', re.DOTALL)
+NORM = ("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')  # both bars of a norm are of one height
+UNKNOWN = re.compile(r"\\[A-Za-z]+")  # a command that was not understood is left as it is
 DISPLAY = {"span": "inline", "div": "block"}
 
 
@@ -20,8 +22,12 @@ def on_page_content(content: str, page: Page, **_: object) -> str:
     def to_mathml(match: re.Match[str]) -> str:
         latex = html.unescape(match[3]).strip()
         try:
-            return convert(latex, display=DISPLAY[match[1]])
+            mathml = convert(latex, display=DISPLAY[match[1]]).replace(*NORM)
         except Exception as error:
             raise PluginError(f"{page.file.src_uri}: the equation {latex!r} cannot be read: {error!r}") from error
+        unknown = UNKNOWN.search(mathml)
+        if unknown:
+            raise PluginError(f"{page.file.src_uri}: {unknown[0]} in the equation {latex!r} is not known.")
+        return mathml
 
     return EQUATION.sub(to_mathml, content)

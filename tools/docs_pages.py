@@ -13,9 +13,11 @@ import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import griffe
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -32,11 +34,9 @@ from graft.fields import in_words, rules
 ROOT = Path(__file__).parents[1]
 FENCES = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-API_ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+API_ROW = re.compile(r"^\| `(\w+)` \|(?:.*\|)? (.+) \|$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".cff": "yaml", ".sh": "bash"}
-# Names whose members are a page of their own, or of no use to a reader.
-WITHOUT_MEMBERS = ("Experiment", "ExperimentSettings")
-LISTED_ON = {"Experiment": "settings.md", "ExperimentSettings": "settings.md"}
+OF_FIELDS = ("Experiment", "ExperimentSettings")  # names whose fields have a page of their own
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -85,10 +85,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = next((name for name in (*ROOT_PAGES, *notebooks()) if site_path(name) == path), f"docs/{path}")
     markdown = with_site_links(markdown, source, path)
     if path == "api.md":
-        markdown = API_ROW.sub(r"| [`\1`][graft.\1] |", markdown)
+        markdown = re.sub(r"^\| `(\w+)` \|", r"| [`\1`][graft.\1] |", markdown, flags=re.MULTILINE)
     if path in LISTS:
         mark, make = LISTS[path]
-        markdown = markdown.replace(mark, make())
+        before, _, rest = markdown.partition(f"<!-- {mark} -->")
+        markdown = f"{before}{make()}{rest.partition(f'<!-- /{mark} -->')[2]}"
     return markdown
 
 
@@ -177,16 +178,29 @@ def notebook_page(notebook: dict[str, Any]) -> str:
 # The reference.
 
 
-def api_sections() -> dict[str, list[str]]:
-    """Returns the public names by the sections of docs/api.md; fails where they are not those of the package."""
+def api_sections() -> dict[str, dict[str, str]]:
+    """Returns the public names and what is said of them, by the sections of docs/api.md; fails where they are not those
+    of the package."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)[1:]
-    sections = {title: API_ROW.findall(part) for title, part in zip(parts[::2], parts[1::2], strict=True)}
+    sections = {title: dict(API_ROW.findall(part)) for title, part in zip(parts[::2], parts[1::2], strict=True)}
     listed = {name for names in sections.values() for name in names}
     differing = listed ^ (set(graft.__all__) - {"__version__"})
     if differing:
         raise PluginError(f"docs/api.md and graft.__all__ differ in {', '.join(sorted(differing))}.")
     return {title: names for title, names in sections.items() if names}
+
+
+@cache
+def undocumented_values() -> set[str]:
+    """Returns the public names that are values and have no docstring; fails if a class or a function has none."""
+    package = griffe.load("graft", search_paths=[ROOT / "src"])
+    targets = {name: package[name] for name in graft.__all__}
+    without = {name: target for name, target in targets.items() if not target.has_docstring}
+    missing = [name for name, target in without.items() if not target.is_attribute]
+    if missing:
+        raise PluginError(f"Public names without a docstring: {', '.join(missing)}.")
+    return set(without)
 
 
 def api_path(title: str) -> str:
@@ -197,20 +211,16 @@ def api_pages() -> list[str]:
     return ["api.md", *map(api_path, api_sections())]
 
 
-def api_page(title: str, names: list[str]) -> str:
+def api_page(title: str, names: dict[str, str]) -> str:
     """Returns a page with the docstrings of some public names."""
     lines = [f"# {title}", "", "All of these are imported from `graft`; [one line for each](../api.md).", ""]
-    for name in names:
+    for name, sentence in names.items():
         lines += [f"::: graft.{name}"]
-        if name in WITHOUT_MEMBERS:
+        if name in OF_FIELDS:
             lines += ["    options:", "      members: false", "      show_signature: false", ""]
-            lines += [f"Its fields: [{title_of_settings()}]({LISTED_ON[name]})."]
-        lines += [""]
+            lines += ["Its fields are the [settings of an experiment](settings.md)."]
+        lines += ["", sentence if name in undocumented_values() else "", ""]
     return "\n".join(lines)
-
-
-def title_of_settings() -> str:
-    return "settings of an experiment"
 
 
 def list_commands() -> str:
@@ -243,7 +253,13 @@ def list_settings() -> str:
     hints, bounds = get_type_hints(Experiment, include_extras=True), rules(Experiment)
     for field in fields(Experiment):
         if field.name in GROUPS:
-            lines += ["", f"## {GROUPS[field.name]}", "", "| setting | type | default | |", "| --- | --- | --- | --- |"]
+            lines += [
+                "",
+                f"## {GROUPS[field.name]}",
+                "",
+                "| setting | type | default | meaning |",
+                "| --- | --- | --- | --- |",
+            ]
         kind, *notes = get_args(hints[field.name])
         meaning = next(note.documentation for note in notes if isinstance(note, Doc))
         rule = bounds.get(field.name)
@@ -274,8 +290,8 @@ def cell(text: str) -> str:
 
 # Pages in which a list from the code takes the place of a mark.
 LISTS = {
-    "reference/command_line.md": ("<!-- commands -->", list_commands),
-    "reference/settings.md": ("<!-- settings -->", list_settings),
+    "reference/command_line.md": ("commands", list_commands),
+    "reference/settings.md": ("settings", list_settings),
 }
 
 

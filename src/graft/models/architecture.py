@@ -183,6 +183,7 @@ class LayeredModel(Model):
 
 
 def glorot(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
+    """Returns a weight matrix [inputs, outputs] as Glorot and Bengio initialise it."""
     bound = (6 / (inputs + outputs)) ** 0.5
     return torch.empty(inputs, outputs).uniform_(-bound, bound, generator=generator)
 
@@ -230,9 +231,11 @@ def project_subset(graph: FleetGraph | NodeSubset, hidden: Any, weight: Tensor) 
 
 
 def linear(hidden: Any, weights: Weights) -> Tensor:
+    """Returns a linear layer of every client's nodes, by that client's weight and bias."""
     return add_bias(project(hidden, weights["weight"]), weights)
 
 
 def add_bias(hidden: Tensor, weights: Weights) -> Tensor:
+    """Adds every client's bias to all of its nodes."""
     bias: Tensor = weights["bias"]
     return hidden + bias.unsqueeze(1)
