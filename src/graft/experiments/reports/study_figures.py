@@ -1,56 +1,88 @@
-"""The figure of a study: bars, curves over a setting, or curves over rounds, of the results that are on disk."""
+"""The figure of a study: scores, curves over a setting, or curves over rounds, of the results that are on disk."""
 
 from __future__ import annotations
 
-from statistics import mean
+from statistics import mean, stdev
 
-from graft.experiments.reports.figures import bars, curves, lines
+from graft.experiments.reports.study_charts import (
+    CurvePoint,
+    Curves,
+    Panel,
+    Score,
+    Scores,
+    round_panels,
+    score_panels,
+    setting_panels,
+    sheet,
+)
 from graft.experiments.reports.study_results import StudyResults
+from graft.experiments.reports.vega import to_svg
+from graft.experiments.studies.study import Measure
+
+AXES: dict[Measure, str] = {"auroc": "AUROC, %", "macro_f1": "macro F1, %", "milliseconds": "ms a round"}
+ACCURACY = "test accuracy, %"
 
 
 def study_figure(results: StudyResults) -> str:
     """Returns the SVG of a study, empty where it declares no figure or has no results."""
+    panels = study_panels(results)
+    return to_svg(sheet(panels)) if panels else ""
+
+
+def study_panels(results: StudyResults) -> list[Panel]:
+    """Returns a panel for every column of the table that has results, where the study declares a figure."""
     study = results.plan.study
+    axis = AXES.get(study.measure, ACCURACY)
     if study.figure == "rounds":
-        return round_curves(results)
-    panels = [(name, values) for name in results.columns if (values := bars_of(results, name))]
-    if not panels or not study.figure:
-        return ""
-    return bars(panels) if study.figure == "bars" else setting_curves(results, panels)
+        return round_panels(curves_by_round(results), ACCURACY)
+    columns = {name: scores for name in results.columns if (scores := scores_of(results, name))}
+    if study.figure == "bars":
+        return score_panels(columns, axis)
+    if study.figure == "lines":
+        return setting_panels(curves_by_setting(results, columns), study.axis, axis)
+    return []
 
 
-def bars_of(results: StudyResults, column: str) -> dict[str, tuple[float, float]]:
-    """Mean and deviation of every row that has results in a column."""
+def scores_of(results: StudyResults, column: str) -> Scores:
+    """Returns the score of every row that has results in a column."""
     entries = {row: results.entries[row, column] for row in results.plan.rows}
-    return {row: (entry.mean, entry.deviation or 0.0) for row, entry in entries.items() if entry.mean is not None}
+    return {
+        row: Score(entry.mean, entry.deviation or 0.0, None if entry.paper is None else entry.paper.mean)
+        for row, entry in entries.items()
+        if entry.mean is not None
+    }
 
 
-def setting_curves(results: StudyResults, panels: list[tuple[str, dict[str, tuple[float, float]]]]) -> str:
-    """Accuracy against the setting that the rows vary."""
-    study = results.plan.study
-    points = {row: variant.point for row, variant in study.rows.items() if variant.point is not None}
-    series = []
-    for name, values in panels:
-        by_curve: dict[str, list[tuple[float, float, float]]] = {}
-        for row, (value, deviation) in values.items():
+def curves_by_setting(results: StudyResults, columns: dict[str, Scores]) -> dict[str, Curves]:
+    """Returns the scores of each column against the setting that the rows vary."""
+    points = {row: variant.point for row, variant in results.plan.study.rows.items() if variant.point is not None}
+    by_column: dict[str, Curves] = {}
+    for name, scores in columns.items():
+        curves: dict[str, list[CurvePoint]] = {}
+        for row, score in scores.items():
             curve, x = points[row]
-            by_curve.setdefault(curve, []).append((x, value, deviation))
-        series.append((name, {curve: sorted(coordinates) for curve, coordinates in by_curve.items()}))
-    return lines(series, study.axis)
+            curves.setdefault(curve, []).append(CurvePoint(x, score.mean, score.deviation))
+        by_column[name] = {curve: sorted(coordinates) for curve, coordinates in curves.items()}
+    return by_column
 
 
-def round_curves(results: StudyResults) -> str:
-    """Test accuracy against rounds, the mean over the seeds that are there."""
-    panels = []
+def curves_by_round(results: StudyResults) -> dict[str, Curves]:
+    """Returns the test accuracy of each column against rounds, over the seeds that are there."""
+    by_column: dict[str, Curves] = {}
     for name, column in zip(results.columns, results.plan.columns, strict=True):
-        series: dict[str, list[tuple[float, float]]] = {}
+        curves: dict[str, list[CurvePoint]] = {}
         for row in results.plan.rows:
             stored = [(results.stored[row, *column, seed] or {}).get("curve") for seed in results.plan.seeds]
             of_seeds = [curve for curve in stored if curve is not None and curve["round"]]
             if of_seeds:
                 accuracies = zip(*(curve["test"] for curve in of_seeds), strict=False)
-                rounds = of_seeds[0]["round"]
-                series[row] = [(n, 100 * mean(tests)) for n, tests in zip(rounds, accuracies, strict=False)]
-        if series:
-            panels.append((name, series))
-    return curves(panels, "round") if panels else ""
+                rounds = zip(of_seeds[0]["round"], accuracies, strict=False)
+                curves[row] = [CurvePoint(number, *in_percent(tests)) for number, tests in rounds]
+        if curves:
+            by_column[name] = curves
+    return by_column
+
+
+def in_percent(shares: tuple[float, ...]) -> tuple[float, float]:
+    """Returns mean and deviation of some seeds."""
+    return 100 * mean(shares), 100 * stdev(shares) if len(shares) > 1 else 0.0
