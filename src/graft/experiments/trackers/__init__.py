@@ -29,4 +29,4 @@ def kept_trackers(directory: Path) -> list[str]:
     """Returns the trackers that have been told of a run so far, as `make_tracker` takes them."""
     from graft.experiments.trackers.tracker import read_kept
 
-    return [text for entry in read_kept(directory).values() if isinstance(text := entry.get("tracker"), str)]
+    return list(read_kept(directory))

@@ -46,6 +46,11 @@ class Tracker(Callback):
         self._metric = "accuracy"
         self._summary: Numbers = {}
 
+    @property
+    def text(self) -> str:
+        """Returns the tracker as `graft run --track` takes it."""
+        return self.name if self.destination is None else f"{self.name}:{self.destination}"
+
     # What a package has to do.
 
     def begin(self, start: RunStart, kept: Kept) -> Kept:
@@ -67,15 +72,14 @@ class Tracker(Callback):
         self._status, self._summary = FAILED, {}
         kept = read_kept(start.directory) if start.directory else {}
         try:
-            opened = self.begin(start, kept.get(self.name, {}))
+            opened = self.begin(start, kept.get(self.text, {}))
         except (InputError, RunError):
             raise
         except Exception as error:  # whatever the package raises
             raise RunError(f"{self.name} cannot track this run: {first_line(error)}") from error
         self._open = True
         if start.directory:
-            text = self.name if self.destination is None else f"{self.name}:{self.destination}"
-            write_kept(start.directory, {**kept, self.name: {"tracker": text, **opened}})
+            write_kept(start.directory, {**kept, self.text: opened})
 
     def on_round(self, record: Record) -> None:
         self._attempt(lambda: self.log(numbers_of(record, self._metric, self._clients), record["round"]))
@@ -173,7 +177,7 @@ def first_line(error: Exception) -> str:
 
 
 def read_kept(directory: Path) -> dict[str, Kept]:
-    """Returns what trackers kept of a run; nothing where the file is missing or damaged."""
+    """Returns what trackers kept of a run, by their texts; nothing where the file is missing or damaged."""
     try:
         content = parse_json(read_text(directory / FILE))
     except (OSError, ValueError):
