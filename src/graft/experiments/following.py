@@ -17,10 +17,11 @@ from graft.experiments.experiment import Experiment, draft_experiment
 from graft.experiments.experiment_files import read_experiment
 from graft.experiments.progress_log import FILE as PROGRESS
 from graft.experiments.progress_log import parse_entry, read_log
+from graft.experiments.record_files import RoundRecord, check_record
 from graft.files import is_locked, parse_json, read_text
 
 EXPERIMENT, ROUNDS, RESULT, LOCK = "experiment.toml", "rounds.jsonl", "result.json", ".lock"
-TUNING, SWEEP = "tuning.json", "sweep.toml"
+TUNING, TRIALS, SWEEP = "tuning.json", "trials.sqlite3", "sweep.toml"
 LARGEST_READ = 2**26  # bytes of new lines that are read at once
 DEEPEST = 3  # folders below a sweep in which its runs are
 PATIENCE = 10.0  # seconds without news after which a run that nobody here holds has stopped
@@ -84,13 +85,15 @@ class FollowedRun:
     def _records(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         for line in lines:
             record = parse_entry(line.decode("utf-8", errors="replace"))
-            number = record.get("round")
-            if isinstance(number, int) and number > self.round:
-                self.round = number
-                self.seconds = float(record.get("seconds") or 0.0)
-                yield record
-            else:
+            try:
+                check_record(RoundRecord, record)
+                if record["round"] <= self.round:
+                    raise ValueError("it is a round of before")
+            except ValueError:
                 self.damaged += 1
+                continue
+            self.round, self.seconds = record["round"], record["seconds"]
+            yield record
 
     def names(self) -> list[str | int]:
         """Returns the clients' names, or their numbers."""
@@ -159,7 +162,7 @@ class FollowedRuns:
         running = [run for run in begun if is_locked(run / LOCK)]
         cells = {} if runs else self.study_cells()
         failed = {name: cell["error"] for name, cell in cells.items() if isinstance(cell.get("error"), str)}
-        failed |= {entry["cell"]: entry["error"] for entry in messages if isinstance(entry.get("error"), str)}
+        failed |= {str(entry.get("cell")): entry["error"] for entry in messages if isinstance(entry.get("error"), str)}
         return ManyRuns(
             done=len(runs) - len(begun) + sum("summary" in cell for cell in cells.values()),
             total=planned,
@@ -199,28 +202,41 @@ class FollowedTuning:
 
     def look(self) -> ManyRuns:
         """Returns how far it is now."""
+        total, messages = read_log(self.folder)
+        rows = [row for row in messages if "trial" in row]
+        if not rows:  # the record of a call that had nothing left to do, or of an earlier version
+            total, rows = self.finished_trials()
+            messages = rows
+        ended = [
+            {**row, "cell": row.get("cell") or f"{row.get('method')}, trial {row.get('trial')}"} for row in messages
+        ]
+        counts = [count for row in rows if isinstance(count := row.get("done"), int)]
+        failures = {
+            row["cell"]: str(row.get("error") or row.get("reason") or "failed")
+            for row in ended
+            if row.get("state") == "failed" or "error" in row
+        }
+        # A trial that failed is one of those that were planned.
+        done = max(counts, default=len(rows)) - len(failures)
+        return ManyRuns(done, total, ended, failures=failures, locked=is_locked(self.folder))
+
+    def finished_trials(self) -> tuple[int | None, list[dict[str, Any]]]:
+        """Returns how many trials were planned and those that ended, as tuning.json tells it."""
         values = read_values(self.folder / TUNING)
-        methods = values.get("methods")
-        methods = methods if isinstance(methods, dict) else {}
-        ended, failures = [], {}
-        for label, entry in methods.items():
+        methods, trials = values.get("methods"), values.get("trials")
+        rows = []
+        for label, entry in (methods if isinstance(methods, dict) else {}).items():
             history = entry.get("history") if isinstance(entry, dict) else None
-            for trial in history if isinstance(history, list) else []:
-                name = f"{label}, trial {trial.get('trial')}"
-                if trial.get("state") == "failed":
-                    failures[name] = "failed"
-                ended.append({"cell": name, **trial})
-        trials = values.get("trials")
-        total = trials * len(methods) if isinstance(trials, int) and methods else None
-        locked = is_locked(self.folder) or is_locked(self.folder / LOCK)
-        return ManyRuns(len(ended) - len(failures), total, ended, failures=failures, locked=locked)
+            for row in history if isinstance(history, list) else []:
+                rows.append({"method": label, **row} if isinstance(row, dict) else {})
+        return (trials * len(methods) if isinstance(trials, int) and isinstance(methods, dict) else None), rows
 
 
 def follow(folder: Path) -> FollowedRun | FollowedRuns | FollowedTuning:
     """Returns what is in a folder, to be looked at again and again; one that Graft did not write is refused."""
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}.")
-    if (folder / TUNING).exists():
+    if (folder / TUNING).exists() or (folder / TRIALS).exists():
         return FollowedTuning(folder)
     if (folder / EXPERIMENT).exists():
         return FollowedRun(folder)

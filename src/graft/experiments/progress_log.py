@@ -40,7 +40,7 @@ def read_log(folder: Path) -> tuple[int | None, list[dict[str, Any]]]:
         return None, []
     entries = [entry for entry in map(parse_entry, lines) if entry]
     planned = next((entry["planned"] for entry in entries if isinstance(entry.get("planned"), int)), None)
-    return planned, [entry for entry in entries if isinstance(entry.get("cell"), str)]
+    return planned, [entry for entry in entries if "cell" in entry or "trial" in entry]
 
 
 def parse_entry(line: str) -> dict[str, Any]:

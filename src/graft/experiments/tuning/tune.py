@@ -15,6 +15,7 @@ from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.experiment import Experiment, ExperimentSettings
 from graft.experiments.identity import comparable, experiment_hash
 from graft.experiments.many_runs import Outcome, Report, check_jobs, default_jobs, exclusive
+from graft.experiments.progress_log import logged
 from graft.experiments.sweep.plan import PlannedRun, plan_runs, resolve, run_planned, suit
 from graft.experiments.sweep.sweep import as_list, run_folder
 from graft.experiments.tuning.design import FINAL_SEEDS, SEEDS, TRIALS, Candidate, Design
@@ -152,6 +153,8 @@ def run_design(
         workers = jobs or default_jobs(first.experiment.torch_device().type)
         if not all(subject.default.crosses_processes for subject in subjects.values()):
             workers = 1
+        if out is not None:
+            report = logged(out, design.trials * len(subjects), report)
         trials = Trials(design, subjects, studies, report or (lambda _: None), timeout)
         stopped = trials.run(workers)
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-tune-")))
