@@ -14,6 +14,7 @@ from graft.cli.predict import check_run
 from graft.cli.progress import phase_progress, round_progress
 from graft.cli.report import finish_run, show_results
 from graft.cli.run_seeds import LOCAL, run_seeds
+from graft.cli.sweep import choose_seeds
 from graft.data import OWN_GRAPHS
 from graft.errors import InputError
 from graft.experiments.experiment import Experiment, check_names, data_settings, draft_experiment, make_experiment
@@ -22,7 +23,7 @@ from graft.experiments.free_folder import check_free
 from graft.experiments.make_method import make_method
 from graft.experiments.trackers import kept_trackers, make_tracker
 from graft.methods import METHODS
-from graft.options import parse_seeds, parse_settings
+from graft.options import parse_settings
 
 if TYPE_CHECKING:
     from graft.data.federation import FederationData
@@ -57,7 +58,7 @@ def run(
         ),
     ] = None,
     seeds: Annotated[
-        Text, typer.Option(help="Run with several seeds, as 5 or 0,3, and average; goes on where it stopped.")
+        Text, typer.Option(help="Several seeds, as 5 or 0,3, averaged; the same command goes on where it stopped.")
     ] = None,
     jobs: Annotated[
         Number, typer.Option(help="With --seeds: worker processes; a core each, or 6 on a GPU, if not given.")
@@ -78,24 +79,14 @@ def run(
     if contribution and LOCAL not in others:
         raise InputError("--contribution is part of the comparison with training alone: add --against local.")
     # All that can be wrong with what was typed is said before PyTorch is imported.
-    variants = [values, *({**values, "method": name, "plug": "", "settings": {}} for name in others)]
-    drafts = [draft_experiment(variant) for variant in variants]
-    if others and MAJORITY not in {draft.label for draft in drafts}:
-        variants.append({**values, "method": MAJORITY, "plug": "", "settings": {}, "rounds": 1})
-        drafts.append(draft_experiment(variants[-1]))
+    variants = with_others(values, others)
+    drafts = check_variants(variants, against)
     first = drafts[0]
-    if len({draft.label for draft in drafts}) < len(drafts):
-        raise InputError(f"--against {against} names a method twice; each is run once.")
-    for draft in drafts:
-        check_names(draft)
     trackers = [make_tracker(text) for text in track or []]
     if seeds is not None:
-        if flags.get("seed") is not None:
-            raise InputError("--seed and --seeds were both given: leave one of them out.")
-        if contribution:
-            raise InputError("--contribution runs a federation once more without each client: leave --seeds out.")
+        chosen = choose_seeds(seeds, flags.get("seed"), contribution)
         root = out or Path("runs") / f"{first.label}-{first.data_label}-{first.clients}"
-        run_seeds(variants, parse_seeds(seeds), root, jobs, overwrite, trackers)
+        run_seeds(variants, chosen, root, jobs, overwrite, trackers)
         return
     if jobs is not None:
         raise InputError("--jobs is about several runs: add --seeds.")
@@ -104,6 +95,25 @@ def run(
     for folder in folders:
         check_free(folder, overwrite)
     run_all(variants, folders, root, overwrite, contribution, trackers)
+
+
+def with_others(values: dict[str, Any], others: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the values of an experiment and of those that it is compared with, the majority class among them."""
+    bare = {**values, "plug": "", "settings": {}}
+    variants = [values, *({**bare, "method": name} for name in others)]
+    if others and MAJORITY not in {draft_experiment(variant).label for variant in variants}:
+        variants.append({**bare, "method": MAJORITY, "rounds": 1})
+    return variants
+
+
+def check_variants(variants: Sequence[dict[str, Any]], against: str | None) -> list[Experiment]:
+    """Returns drafts of experiments; names that do not exist, and a method that is named twice, are refused."""
+    drafts = [draft_experiment(variant) for variant in variants]
+    if len({draft.label for draft in drafts}) < len(drafts):
+        raise InputError(f"--against {against} names a method twice; each is run once.")
+    for draft in drafts:
+        check_names(draft)
+    return drafts
 
 
 def run_all(
