@@ -76,15 +76,15 @@ def run(
     values |= {name: value for name, value in flags.items() if value is not None}
     values["settings"] = {**given_settings(values), **parse_settings(set_ or [])}
     others = split_names(against) or []
-    if contribution and LOCAL not in others:
-        raise InputError("--contribution is part of the comparison with training alone: add --against local.")
+    if contribution:
+        check_contribution(others, seeds)
     # All that can be wrong with what was typed is said before PyTorch is imported.
     variants = with_others(values, others)
     drafts = check_variants(variants, against)
     first = drafts[0]
     trackers = [make_tracker(text) for text in track or []]
     if seeds is not None:
-        chosen = choose_seeds(seeds, flags.get("seed"), contribution)
+        chosen = choose_seeds(seeds, flags.get("seed"))
         root = out or Path("runs") / f"{first.label}-{first.data_label}-{first.clients}"
         run_seeds(variants, chosen, root, jobs, overwrite, trackers)
         return
@@ -104,6 +104,14 @@ def with_others(values: dict[str, Any], others: Sequence[str]) -> list[dict[str,
     if others and MAJORITY not in {draft_experiment(variant).label for variant in variants}:
         variants.append({**bare, "method": MAJORITY, "rounds": 1})
     return variants
+
+
+def check_contribution(others: Sequence[str], seeds: str | None) -> None:
+    """Refuses to find out what clients give to the others where that cannot be said."""
+    if LOCAL not in others:
+        raise InputError("--contribution is part of the comparison with training alone: add --against local.")
+    if seeds is not None:
+        raise InputError("--contribution runs a federation once more without each client: leave --seeds out.")
 
 
 def check_variants(variants: Sequence[dict[str, Any]], against: str | None) -> list[Experiment]:

@@ -101,10 +101,8 @@ def read_axes(
     return axes
 
 
-def choose_seeds(text: str | None, single: int | None, contribution: bool | None = None) -> tuple[int, ...]:
+def choose_seeds(text: str | None, single: int | None) -> tuple[int, ...]:
     """Returns the seeds that were asked for: several, or with --seed a single one."""
-    if contribution:
-        raise InputError("--contribution runs a federation once more without each client: leave --seeds out.")
     if text is not None and single is not None:
         raise InputError("--seed and --seeds were both given: leave one of them out.")
     return (single,) if single is not None else parse_seeds(SEEDS if text is None else text)
