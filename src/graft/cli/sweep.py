@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -122,17 +121,19 @@ def default_name(variants: list[dict[str, Any]]) -> str:
     return "-".join(parts)[:100]
 
 
-def tell_result(result: Sweep, folder: Path, again: str = "the same command goes on from here") -> None:
+def tell_result(result: Sweep, folder: Path) -> None:
     """Say what came of many runs, and end the command with 1 where some failed."""
     for name, reason in result.failures.items():
         complain(f"failed: {name}: {reason}")
     if result.runs:
-        with suppress(ImportError):  # TODO: until it exists
+        try:
             result.report(folder)
+        except ImportError as error:  # the records and the table need none of the packages of reports
+            complain(f"report.html was not written: {error}.")
         show_comparison(result.comparison, folder)
     if result.outcome.skipped:
         say(f"{result.outcome.skipped} of {len(result.runs)} runs were finished before this call.")
     if result.outcome.stopped:
-        say(f"Stopped; {again}.")
+        say("Stopped; the same command goes on from here.")
     if result.outcome.stopped or result.failures:
         raise typer.Exit(1)

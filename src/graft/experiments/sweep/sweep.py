@@ -133,12 +133,14 @@ class Sweep:
         return paper_figures.plot_cost(self.comparison)
 
     def report(self, folder: str | Path | None = None) -> Path:
-        """Writes report.html into a folder, or into that of the sweep, and returns its path."""
+        """Writes report.html into a folder, or into that of the sweep, or a page of another name, and returns its path."""
         out = Path(folder) if folder is not None else self.folder
         if out is None:
             raise InputError("This sweep kept no folder; say where its report goes, as sweep.report('out').")
         from graft.experiments.reports.report import write_comparison_report
 
+        with explained(f"{out} cannot be written to", InputError):
+            (out.parent if out.suffix == ".html" else out).mkdir(parents=True, exist_ok=True)
         return write_comparison_report(self.comparison, out)
 
     def __repr__(self) -> str:
