@@ -69,6 +69,8 @@ def run_study(plan: Plan, name: str, jobs: int | None, no_run: bool) -> None:
             outcome = run_plan(plan, jobs, tell)
     table = StudyTable(plan)
     files = table.write()
+    if table.figure.missing:
+        complain(table.figure.missing)
     failures = {**table.failures(), **outcome.failures}
     for cell, reason in failures.items():
         complain(f"failed: {cell}: {reason}")

@@ -1,6 +1,8 @@
 """Pictures of the data: what they show is what the partition's card and the graphs say."""
 
 import csv
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +10,6 @@ from typer.testing import CliRunner
 
 from graft.cli import app
 from graft.data.graphs import make_graph
-from graft.experiments.reports.figures import Heat, heat_maps
 from graft.experiments.reports.portraits import metrics, min_max_scaled, write_portrait
 from graft.experiments.studies import PORTRAITS
 from graft.experiments.studies.study import Portrait
@@ -31,12 +32,6 @@ def test_columns_run_from_their_lowest_to_their_highest_value():
     assert min_max_scaled([[2.0, 5.0], [4.0, 5.0], [3.0, 5.0]]) == [[0, 0], [1, 0], [0.5, 0]]
 
 
-def test_a_map_leaves_what_is_unknown_blank():
-    drawn = heat_maps([Heat("a < b", ["0", "1"], ["x"], [[0.25], [None]])])
-    assert drawn.count("<rect") == 1
-    assert "a &lt; b" in drawn
-
-
 def test_a_portrait_is_drawn_and_written(tmp_path):
     reported = []
     paths = write_portrait(TINY, "tiny", tmp_path / "out", TINY.datasets, TINY.clients, reported.append)
@@ -48,8 +43,22 @@ def test_a_portrait_is_drawn_and_written(tmp_path):
     assert sum(int(row["nodes"]) for row in rows) == 120
     assert sum(int(count) for row in rows for count in row["nodes_of_each_class"].split()) == 120
     figure = (tmp_path / "out" / "figure.svg").read_text()
-    assert figure.count("font-weight") == 4  # three maps and what was learnt without client 1
+    for title in ("share of each class", "homophily of each class", "structure", "test accuracy of the global model"):
+        assert figure.count(f"{DATA}-2: {title}") >= 1
     assert "without client 1" in figure
+    assert "<svg" in (tmp_path / "out" / "portrait.html").read_text()
+
+
+def test_a_portrait_without_the_package_that_draws_it_has_its_tables_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    reported = []
+    portrait = replace(TINY, maps=("labels",), without=None)
+    paths = write_portrait(portrait, "tiny", tmp_path / "out", TINY.datasets, TINY.clients, reported.append)
+    assert [path.name for path in paths] == ["table.csv", "portrait.html"]
+    assert reported[1:] == [
+        "The figure was left out. Figures need vl-convert, which is not installed: pip install vl-convert-python."
+    ]
+    assert "The figure was left out." in (tmp_path / "out" / "portrait.html").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(PORTRAITS))

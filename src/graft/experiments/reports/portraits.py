@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from graft.experiments.build import build_federation, build_setup
 from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.given import Given
 from graft.experiments.make_method import make_method
-from graft.experiments.reports.figures import Heat, heat_maps
-from graft.experiments.reports.report import STYLE, html_table
+from graft.experiments.reports.pages import Page, Picture, Section, Table, Text, render
+from graft.experiments.reports.study_charts import Heat, heat_panels, sheet
+from graft.experiments.reports.study_figures import draw
+from graft.experiments.reports.summary_table import Cell
 from graft.experiments.run import run_experiment
 from graft.experiments.studies.study import Portrait
 from graft.files import write_text
@@ -45,20 +46,19 @@ def write_portrait(
             table += [(dataset, count, *row) for row in rows]
             report(f"{dataset} with {count} clients")
     head = ("dataset", "clients", "client", *METRICS, "nodes_of_each_class", "homophily_of_each_class")
-    figure = heat_maps(panels)
-    title = escape(f"{name}: {portrait.meaning}")
+    figure = draw(sheet(heat_panels(panels), columns=1, gap=62))
     shown = [(*line[:-2], join(line[-2]), join(line[-1])) for line in table]
-    page = f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}body {{ max-width: none }}</style>
-<h1>{title}</h1>
-<p class="note">{escape(portrait.note)}</p>
-{figure}
-{html_table(head, shown)}
-</html>
-"""
+    numbers = Table(head, [[Cell(str(cell)) for cell in line] for line in shown])
+    notes = [Text(text, "note") for text in (portrait.note, figure.missing) if text]
+    pictured = Section("Maps", [*notes, *([Picture([figure.svg])] if figure.svg else [])])
+    page = render(Page(name, sections=[pictured, Section("Numbers", [numbers])], subtitle=f"{portrait.meaning}."))
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([head, *shown])
-    texts = {"figure.svg": figure + "\n", "table.csv": file.getvalue(), "portrait.html": page}
+    texts = {"table.csv": file.getvalue(), "portrait.html": page}
+    if figure.svg:
+        texts = {"figure.svg": figure.svg + "\n", **texts}
+    else:
+        report(figure.missing)
     out.mkdir(parents=True, exist_ok=True)
     for file_name, text in texts.items():
         write_text(out / file_name, text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from statistics import mean, stdev
+from typing import NamedTuple
 
+from graft.errors import InputError
 from graft.experiments.reports.study_charts import (
     CurvePoint,
     Curves,
@@ -16,17 +18,32 @@ from graft.experiments.reports.study_charts import (
     sheet,
 )
 from graft.experiments.reports.study_results import StudyResults
-from graft.experiments.reports.vega import to_svg
+from graft.experiments.reports.vega import Spec, to_svg
 from graft.experiments.studies.study import Measure
 
 AXES: dict[Measure, str] = {"auroc": "AUROC, %", "macro_f1": "macro F1, %", "milliseconds": "ms a round"}
 ACCURACY = "test accuracy, %"
 
 
-def study_figure(results: StudyResults) -> str:
-    """Returns the SVG of a study, empty where it declares no figure or has no results."""
+class Drawing(NamedTuple):
+    """A figure, or why there is none."""
+
+    svg: str = ""
+    missing: str = ""  # a sentence, where a figure had to be left out
+
+
+def draw(spec: Spec) -> Drawing:
+    """Returns a figure as SVG; tables do not wait for the package that draws it."""
+    try:
+        return Drawing(to_svg(spec))
+    except InputError as error:
+        return Drawing(missing=f"The figure was left out. {error}")
+
+
+def study_figure(results: StudyResults) -> Drawing:
+    """Returns the figure of a study, nothing where it declares none or has no results."""
     panels = study_panels(results)
-    return to_svg(sheet(panels)) if panels else ""
+    return draw(sheet(panels)) if panels else Drawing()
 
 
 def study_panels(results: StudyResults) -> list[Panel]:

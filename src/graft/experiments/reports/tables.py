@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
-from html import escape
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -15,16 +15,16 @@ from graft import __version__
 from graft.experiments.comparison.statistics import ALPHA
 from graft.experiments.identity import NOT_COMPARED
 from graft.experiments.make_method import make_method
-from graft.experiments.reports.report import STYLE, html_table
-from graft.experiments.reports.study_figures import study_figure
+from graft.experiments.reports.pages import Block, Page, Picture, Section, Table, Text, render
+from graft.experiments.reports.study_figures import Drawing, study_figure
 from graft.experiments.reports.study_results import MEASURES, Entry, StudyResults
+from graft.experiments.reports.summary_table import Cell
 from graft.experiments.studies.study import Measure
 from graft.files import write_text
 
 DIFFERENCE = "mean difference"
-WIDE = "body { max-width: none } td, th { white-space: nowrap } .note, p { max-width: 60rem } td b { color: #0b4f8a }"
 
-Section = tuple[str, str, Sequence[str], list[Sequence[Any]]]  # heading, sentence, head and rows of a table
+Part = tuple[str, str, Sequence[str], list[Sequence[Any]]]  # heading, sentence, head and rows of a table
 
 
 class StudyTable(StudyResults):
@@ -51,9 +51,14 @@ class StudyTable(StudyResults):
             ours += f" [{len(entry.values)} of {len(self.plan.seeds)} seeds]"
         return ours
 
+    @cached_property
+    def figure(self) -> Drawing:
+        """Returns the figure, drawn once for all files."""
+        return study_figure(self)
+
     # The same sections in every format.
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[Part]:
         """Returns all that stands below the table."""
         study = self.plan.study
         shared = self.shared_fields()
@@ -62,7 +67,7 @@ class StudyTable(StudyResults):
             for row in self.plan.rows
         ]
         methods = dict.fromkeys(study.rows[row].method for row in self.plan.rows)
-        sections: list[Section] = [
+        sections: list[Part] = [
             ("Runs", self.about_runs(shared.get("rounds", "")), (), []),
             ("Settings of all runs", listed(shared), (), []),
             (
@@ -105,7 +110,7 @@ class StudyTable(StudyResults):
             f"{minutes:.1f} minutes of computing in all."
         )
 
-    def partitions(self) -> list[Section]:
+    def partitions(self) -> list[Part]:
         """Returns the hashes of the partitions, and where the rows were not all run on the same ones."""
         plan, hashes = self.plan, self.hashes()
         rows: list[Sequence[Any]] = [
@@ -117,14 +122,14 @@ class StudyTable(StudyResults):
             "data of rows that perturb them."
         )
         head = ("dataset", "clients", *(f"seed {seed}" for seed in plan.seeds))
-        sections: list[Section] = [("Partitions", meaning, head, rows)]
+        sections: list[Part] = [("Partitions", meaning, head, rows)]
         if inconsistent := self.inconsistent():
             words = "; ".join(f"{dataset}-{clients} seed {seed}" for dataset, clients, seed in inconsistent)
             warning = f"The methods did not all see the same partition: {words}. Delete these runs and start again."
             sections.append(("Partitions that differ", warning, (), []))
         return sections
 
-    def other_table(self, measure: Measure) -> Section:
+    def other_table(self, measure: Measure) -> Part:
         """Another measure of the same runs."""
         rows: list[Sequence[Any]] = []
         for row in self.plan.rows:
@@ -165,8 +170,10 @@ class StudyTable(StudyResults):
         rows += self.last_row()
         parts = [f"# {self.plan.name}", f"{self.plan.study.meaning}.", markdown_table(("", *self.headings), rows)]
         parts.append(self.caption())
-        if study_figure(self):
+        if self.figure.svg:
             parts.append(f"![{self.plan.study.meaning}](figure.svg)")
+        elif self.figure.missing:
+            parts.append(self.figure.missing)
         for heading, words, head, body in self.sections():
             parts.append(f"## {heading}")
             parts += [words] if words else []
@@ -200,35 +207,29 @@ class StudyTable(StudyResults):
         return file.getvalue()
 
     def html(self) -> str:
+        """Returns the page of the study."""
         best = {heading: self.best(heading) for heading in self.headings}
-        body = ""
-        for row in self.plan.rows:
-            shown = [(escape(self.text(row, heading)), row in best[heading]) for heading in self.headings]
-            cells = "".join(f"<td>{f'<b>{text}</b>' if bold else text}</td>" for text, bold in shown)
-            body += f"<tr><td>{escape(row)}</td>{cells}</tr>"
-        for last in self.last_row():
-            body += "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in last) + "</tr>"
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in ("", *self.headings))
-        below = "".join(
-            f"<h2>{escape(heading)}</h2>{f'<p>{escape(words)}</p>' if words else ''}"
-            f"{html_table(columns, rows) if columns else ''}\n"
-            for heading, words, columns, rows in self.sections()
-        )
-        title = escape(f"{self.plan.name}: {self.plan.study.meaning}")
-        return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}{WIDE}</style>
-<h1>{title}</h1>
-<div style="overflow-x: auto"><table><tr>{head}</tr>{body}</table></div>
-<p class="note">{escape(self.caption())}</p>
-{study_figure(self)}
-{below}</html>
-"""
+        rows: list[list[Cell]] = [
+            [Cell(row), *(Cell(self.text(row, h), self.entries[row, h].mean, row in best[h]) for h in self.headings)]
+            for row in self.plan.rows
+        ]
+        rows += [[Cell(str(cell)) for cell in last] for last in self.last_row()]
+        blocks: list[Block] = [Table(("", *self.headings), rows, note=self.caption())]
+        if self.figure.svg:
+            blocks.append(Picture([self.figure.svg]))
+        elif self.figure.missing:
+            blocks.append(Text(self.figure.missing, "note"))
+        sections = [Section("Results", blocks)]
+        for heading, words, head, body in self.sections():
+            table = Table(head, [[Cell(str(cell)) for cell in row] for row in body], len(head))
+            sections.append(Section(heading, [*([Text(words)] if words else []), *([table] if head else [])]))
+        return render(Page(self.plan.name, sections=sections, subtitle=f"{self.plan.study.meaning}."))
 
     def write(self) -> list[Path]:
         """Puts table.md, table.csv, table.html and perhaps figure.svg into the folder of the reproduction."""
         texts = {"table.md": self.markdown(), "table.csv": self.csv(), "table.html": self.html()}
-        if figure := study_figure(self):
-            texts["figure.svg"] = figure + "\n"
+        if self.figure.svg:
+            texts["figure.svg"] = self.figure.svg + "\n"
         for name, text in texts.items():
             write_text(self.plan.out / name, text)
         return [self.plan.out / name for name in texts]
