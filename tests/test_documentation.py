@@ -1,5 +1,6 @@
 """The site is built without a warning, says everything that is public, and fetches nothing."""
 
+import fcntl
 import json
 import os
 import re
@@ -38,12 +39,16 @@ def build(config, site):
     return result.returncode, result.stdout + result.stderr
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """The built site, as pages by their paths."""
-    folder = tmp_path_factory.mktemp("site")
-    code, printed = build(CONFIG, folder)
-    assert code == 0, printed
+    """The built site, as pages by their paths; processes that share the tests share it."""
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    folder = tmp_path_factory.getbasetemp().parent / "site" if shared else tmp_path_factory.mktemp("site")
+    with folder.with_name("site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "index.html").is_file():
+            code, printed = build(CONFIG, folder)
+            assert code == 0, printed
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
 
 
