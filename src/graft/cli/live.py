@@ -11,14 +11,13 @@ from rich.live import Live
 from rich.segment import ControlType
 
 if TYPE_CHECKING:
-    from graft.cli.many_view import ManyView
-    from graft.cli.run_view import RunView
+    from graft.cli.run_view import View
 
 
 class CalmLive(Live):
     """A view that stays below whatever is printed, and is gone at the end."""
 
-    def __init__(self, view: RunView | ManyView, console: Console, per_second: float) -> None:
+    def __init__(self, view: View, console: Console, per_second: float) -> None:
         # What is written to a standard error that goes elsewhere must arrive there.
         super().__init__(
             view, console=console, refresh_per_second=per_second, transient=True, redirect_stderr=sys.stderr.isatty()

@@ -6,17 +6,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from graft.cli.run_state import short_time
-from graft.cli.run_view import ACCENT, ASCII, FAINT, LABEL, NARROW, UNICODE, WIDEST, Glyphs, progress_bar, spread
+from graft.cli.run_view import ACCENT, FAINT, LABEL, NARROW, Glyphs, View, progress_bar, spread
 from graft.federation.metric_names import METRICS, format_metric
 from graft.files import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 SHOWN = 6  # of the runs that ended last
 FAILURES = 4  # that are shown with their reasons
@@ -56,24 +53,14 @@ class ManyState:
         return None if pace is None or self.total is None else pace * (self.total - self.done)
 
 
-class ManyView:
-    """Many runs, drawn anew each time they are rendered; where there is little room, fewer are shown."""
+class ManyView(View):
+    """Many runs; where there is little room, fewer are shown."""
 
     def __init__(self, state: ManyState) -> None:
+        super().__init__()
         self.state = state
-        self.widths: list[int] = []  # of the lines that were drawn last
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        glyphs = ASCII if options.ascii_only or options.legacy_windows else UNICODE
-        width = max(min(options.max_width - 1, WIDEST), 20)
-        lines = list(self.lines(width, glyphs))[: max(options.size.height - 1, 1)]
-        for line in lines:
-            line.truncate(width, overflow="ellipsis" if glyphs is UNICODE else "crop")
-        self.widths = [line.cell_len for line in lines]
-        yield Text("\n").join(lines)
-
-    def lines(self, width: int, glyphs: Glyphs) -> Iterator[Text]:
-        """Yields the lines, the most important ones first."""
+    def lines(self, width: int, height: int, glyphs: Glyphs) -> Iterator[Text]:  # noqa: ARG002
         state = self.state
         seconds = time.monotonic() - state.begun
         frame = glyphs.spinner[int(seconds * 3) % len(glyphs.spinner)]

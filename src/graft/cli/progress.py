@@ -15,8 +15,7 @@ from graft.federation.metric_names import format_metric, parse_metrics
 from graft.files import printable
 
 if TYPE_CHECKING:
-    from graft.cli.many_view import ManyView
-    from graft.cli.run_view import RunView
+    from graft.cli.run_view import View
 
 Tell = Callable[[dict[str, Any]], None]
 A_SECOND = 3  # times that a view is drawn anew
@@ -27,7 +26,7 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and out_console.is_interactive
 
 
-def showing(view: RunView | ManyView) -> AbstractContextManager[Any]:
+def showing(view: View) -> AbstractContextManager[Any]:
     """Keeps a view in its place on the terminal, below whatever else is printed, and takes it away at the end."""
     from graft.cli.live import CalmLive
 

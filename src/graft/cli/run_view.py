@@ -42,39 +42,47 @@ UNICODE = Glyphs("━", "─", "▁▂▃▄▅▆▇█", "╸━", "⠋⠙⠹�
 ASCII = Glyphs("=", "-", "_.-~=*#@", "=", "-\\|/", ", ", "~")
 
 
-class RunView:
-    """A run, drawn anew each time it is rendered; where there is little room, less is shown of it."""
+class View:
+    """Lines that are drawn anew each time they are rendered, as wide and as many as fit."""
 
-    def __init__(self, state: RunState, *, footer: str = "") -> None:
-        self.state, self.footer = state, footer
+    def __init__(self) -> None:
         self.widths: list[int] = []  # of the lines that were drawn last
-        self._chosen: tuple[float, list[int]] = (-math.inf, [])  # which of many clients are shown, and since when
+
+    def lines(self, width: int, height: int, glyphs: Glyphs) -> Iterator[Text]:
+        """Yields the lines, the most important ones first."""
+        raise NotImplementedError
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         glyphs = ASCII if options.ascii_only or options.legacy_windows else UNICODE
-        width = max(min(options.max_width - 1, WIDEST), 20)
-        lines = list(self.lines(width, options.size.height - 1, glyphs))
+        width, height = max(min(options.max_width - 1, WIDEST), 10), max(options.size.height - 1, 1)
+        lines = list(self.lines(width, height, glyphs))[:height]
         for line in lines:
             line.truncate(width, overflow="ellipsis" if glyphs is UNICODE else "crop")
         self.widths = [line.cell_len for line in lines]
         yield Text("\n").join(lines)
 
+
+class RunView(View):
+    """A run; where there is little room, less is shown of it."""
+
+    def __init__(self, state: RunState) -> None:
+        super().__init__()
+        self.state = state
+        self._chosen: tuple[float, list[int]] = (-math.inf, [])  # which of many clients are shown, and since when
+
     def lines(self, width: int, height: int, glyphs: Glyphs) -> Iterator[Text]:
-        """Yields the lines, the most important ones first."""
         state = self.state
         above = [self.title(width, glyphs)]
         if state.round:
             above.append(self.rounds(width, glyphs))
         below = [*self.scores(width, glyphs), *self.traffic(width)] if state.round else []
-        room = height - len(above) - len(below) - bool(self.footer) - 2
+        room = height - len(above) - len(below) - 1
         bars = list(self.clients(width, min(room, MOST_ROWS), glyphs)) if room > 0 else []
         yield from above
         yield from below
         if bars:
             yield Text()
             yield from bars
-        if self.footer:
-            yield Text(self.footer, style=FAINT)
 
     def title(self, width: int, glyphs: Glyphs) -> Text:
         """Returns what runs, and what it is at."""
