@@ -216,7 +216,7 @@ def heat_panels(maps: Sequence[Heat]) -> list[Panel]:
     return panels
 
 
-RAMP = ["#f2f6fa", PALETTE[0]]
+RAMP = [LIGHT["low"], LIGHT["high"]]
 
 
 # The parts of a panel.
