@@ -133,7 +133,7 @@ class Sweep:
         return paper_figures.plot_cost(self.comparison)
 
     def report(self, folder: str | Path | None = None) -> Path:
-        """Writes report.html into a folder, or into that of the sweep, or a page of another name, and returns its path."""
+        """Writes report.html into a folder, or into that of the sweep, or a page of that name; returns its path."""
         out = Path(folder) if folder is not None else self.folder
         if out is None:
             raise InputError("This sweep kept no folder; say where its report goes, as sweep.report('out').")
