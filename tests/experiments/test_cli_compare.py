@@ -85,6 +85,14 @@ def test_only_the_formats_that_are_asked_for_are_written(runs, tmp_path):
     assert "Ranks need two rows" in words
 
 
+def test_without_matplotlib_there_are_tables_and_a_sentence(runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert compare(runs, "--out", tmp_path, "--csv", "--latex")[0] == 0
+    code, words = compare(runs, "--out", tmp_path / "figures", "--png")
+    assert code == 2
+    assert "need Matplotlib: pip install matplotlib" in words
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -4,6 +4,7 @@ import re
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from graft.errors import InputError
@@ -93,8 +94,15 @@ def test_fonts_are_embedded(draw, tmp_path):
 
 
 def test_fonts_would_be_of_type_3_without_the_style(tmp_path):
-    plot_ranks(made_up(scores())).savefig(tmp_path / "figure.pdf")
-    assert b"/Type3" in (tmp_path / "figure.pdf").read_bytes()
+    figure = plot_ranks(made_up(scores()))
+    figure.savefig(tmp_path / "ours.pdf")  # by anybody
+    assert b"/Type3" not in (tmp_path / "ours.pdf").read_bytes()
+    Figure.savefig(figure, tmp_path / "plain.pdf")
+    assert b"/Type3" in (tmp_path / "plain.pdf").read_bytes()
+
+
+def test_a_notebook_shows_a_figure_without_pyplot():
+    assert plot_ranks(made_up(scores()))._repr_png_().startswith(b"\x89PNG")
 
 
 def test_the_same_figure_gives_the_same_file(tmp_path):

@@ -11,6 +11,7 @@ from graft.experiments.comparison.comparison import Comparison
 from graft.experiments.reports.captions import figure_captions
 from graft.experiments.reports.latex import costs_to_latex, differences_to_latex, document, escape, to_latex
 from graft.experiments.reports.paper_numbers import numbers_csv, table_csv
+from graft.experiments.reports.paper_style import rc_context
 from graft.files import explained, write_text
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def draw_figures(comparison: Comparison, baseline: str | None) -> tuple[dict[str
     """Returns the figures by name, and why some could not be drawn."""
     from graft.experiments.reports.paper_figures import plot_cost, plot_curves, plot_gains, plot_ranks, plot_scores
 
+    rc_context()  # without Matplotlib there is none at all
     ways: dict[str, Callable[[], Figure]] = {
         "scores": lambda: plot_scores(comparison),
         "curves": lambda: plot_curves(comparison),

@@ -1,7 +1,7 @@
 """The figures of a comparison for a paper, by Matplotlib: scores, curves, cost, ranks and what clients gain.
 
-Each function returns a `matplotlib.figure.Figure` and leaves pyplot and its settings alone. Files are written with
-`save_figure`, which embeds fonts.
+Each function returns a `matplotlib.figure.Figure` whose files embed their fonts, and leaves pyplot and its settings
+alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from graft.experiments.reports.paper_style import (
     legend_below,
     looks,
     panels,
-    rc_context,
     shorten,
     styled,
 )
@@ -60,8 +59,7 @@ class Curve(NamedTuple):
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes a figure as the ending of the path says, PDF or PNG; the same figure gives the same bytes."""
     dated = {"CreationDate": None, "ModDate": None} if path.suffix == ".pdf" else {"Software": None}
-    with rc_context():
-        figure.savefig(path, metadata=dated)
+    figure.savefig(path, metadata=dated)
     return path
 
 

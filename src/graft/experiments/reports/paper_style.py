@@ -81,7 +81,9 @@ def rc_context() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise InputError("Figures for papers need Matplotlib: pip install matplotlib.") from None
+        raise InputError(
+            "Figures for papers need Matplotlib: pip install matplotlib. Tables (--latex, --csv) do without it."
+        ) from None
     return matplotlib.rc_context(STYLE)
 
 
@@ -115,13 +117,15 @@ def panels(
     titles: Sequence[str], height: float, width: float | None = None, abreast: int = PANELS_ABREAST
 ) -> tuple[Figure, list[Axes]]:
     """Returns a figure with a panel a title: as wide as a column for one, as wide as the page for more."""
-    from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from graft.experiments.reports.paper_figure import PaperFigure
 
     down = math.ceil(len(titles) / abreast)
     across = math.ceil(len(titles) / down)
     size = (width or (ONE_COLUMN if len(titles) == 1 else TWO_COLUMNS), height * down)
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.06))
+    engine = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.06)
+    figure = PaperFigure(figsize=size, layout=engine)
     axes = figure.subplots(down, across, squeeze=False).flatten().tolist()
     for extra in axes[len(titles) :]:
         extra.remove()

@@ -93,13 +93,13 @@ class RankDiagram:
 @styled
 def plot_ranks(comparison: Comparison, width: float | None = None) -> Figure:
     """Draws average ranks over columns, the best on the left; a bar joins rows that cannot be told apart (Nemenyi)."""
-    from matplotlib.figure import Figure
+    from graft.experiments.reports.paper_figure import PaperFigure
 
     ranking = rank_rows(comparison)
     widest = RankDiagram(ranking, 0).margin
     diagram = RankDiagram(ranking, width or max(ONE_COLUMN, 2 * widest + max(1.4, 0.15 * len(ranking.ranks))))
     height = diagram.depth + ABOVE
-    figure = Figure(figsize=(diagram.width, height))
+    figure = PaperFigure(figsize=(diagram.width, height))
     panel = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     panel.set_axis_off()
     panel.set_xlim(0, diagram.width)
