@@ -278,5 +278,5 @@ def tooltip(words: Mapping[str, str], numbers: Mapping[str, str]) -> list[Spec]:
 
 
 def short_number(value: float) -> str:
-    """Returns a number in at most five characters."""
-    return f"{value:.0f}" if float(value).is_integer() and value > 1 else f"{value:.2f}"
+    """Returns a count as it is, and any other number with two decimals."""
+    return str(value) if isinstance(value, int) else f"{value:.2f}"
