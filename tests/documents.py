@@ -160,7 +160,7 @@ class Stopped(Exception):
     """Ends a run before its time."""
 
 
-def make_run(directory, method="fedavg", *, interrupted=False):
+def make_run(directory, method="fedavg", *, interrupted=False, seed=None):
     """Make the directory of a run of three banks in the current folder; of one that was stopped after its first round,
     if asked for."""
 
@@ -168,7 +168,8 @@ def make_run(directory, method="fedavg", *, interrupted=False):
         if interrupted:
             raise Stopped
 
-    seed = zlib.crc32(str(directory).encode())  # no two of them are the same experiment
+    if seed is None:
+        seed = zlib.crc32(str(directory).encode())  # no two of them are the same experiment
     settings = dict(graphs=["alpha", "beta", "gamma"], rounds=2, width=8, epochs=1, checkpoint_every=1, seed=seed)
     with contextlib.suppress(Stopped):
         graft.run(method, out=directory, callbacks=[stop], **settings)

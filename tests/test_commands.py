@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ MOST_CLIENTS = 3
 QUICK = {
     "run": "--rounds 2 --width 8 --epochs 1 --device cpu --overwrite",
     "sweep": "--rounds 1 --width 8 --epochs 1 --device cpu --jobs 1 --seeds 2",
-    "tune": "--rounds 2 --width 8 --epochs 1 --device cpu --trials 2 --seeds 1",
+    "tune": "--rounds 2 --width 8 --epochs 1 --device cpu --jobs 1 --trials 2 --seeds 1 --final-seeds 1",
+    "watch": "--once",
     "predict": "--overwrite",
     "export": "--overwrite",
     "partition": "--seed 1",
@@ -66,11 +68,18 @@ def provide_runs(words):
     name, *rest = words
     if name not in READING:
         return
-    for word in rest:
-        path = Path(word)
-        if path.parts[:1] == ("runs",) and len(path.parts) > 1 and (name == "resume" or not path.exists()):
-            shutil.rmtree(path, ignore_errors=True)
-            make_run(path, interrupted=name == "resume")
+    parsed = typer.main.get_command(app).commands[name].make_context(name, list(rest))
+    arguments = [entry.name for entry in parsed.command.params if entry.param_type_name == "argument"]
+    for value in map(parsed.params.get, arguments):
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if name == "resume":
+                shutil.rmtree(path, ignore_errors=True)
+                make_run(path, interrupted=True)
+            elif name == "compare" and not path.exists():
+                for method, seed in product(("fedavg", "local"), range(2)):
+                    make_run(path / f"{method}-{seed}", method, seed=seed)
+            elif not path.exists():
+                make_run(path)
 
 
 def run_commands(lines, patch):

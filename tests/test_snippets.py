@@ -2,13 +2,20 @@
 
 import textwrap
 import tomllib
+from importlib import import_module
+from inspect import signature
 from types import ModuleType
 
 import pytest
 
+import graft
+import graft.testing
 from tests.documents import PAGES, blocks, make_world, page_id
 
 MOST_ROUNDS, MOST_CLIENTS = 2, 5
+MOST = {"seeds": 2, "final_seeds": 1, "trials": 2, "jobs": 1}
+LARGE = ("cora", "citeseer", "pubmed", "photo", "computers", "cs", "physics", "ogbn-arxiv")
+SMALL = {name: f"synthetic:nodes={150 + i},degree=6,classes=3,features=8" for i, name in enumerate(LARGE)}
 # What a page's snippets take to be there, as code that is run before them in the page's folder.
 GRAPHS = """
 import torch
@@ -57,19 +64,36 @@ example("banks", Path("banks"), 0.3)
 @pytest.fixture
 def quick(monkeypatch):
     """Runs are short and small, whatever a snippet asks for."""
-    from graft.experiments import run as runs
-    from graft.testing import CLAIMS
+    for name in ("run", "sweep", "tune"):
+        module = import_module(f"graft.{graft._MODULE_OF[name]}")
+        monkeypatch.setattr(module, name, shortened(getattr(module, name)))
+    monkeypatch.setattr("graft.testing.CLAIMS", graft.testing.CLAIMS[:1])
 
-    full = runs.run
+
+def shortened(function):
+    """Returns a function with less to do: numbers up to a limit, and small data in the place of large ones."""
+    most = {name: value for name, value in MOST.items() if name in signature(function).parameters}
+    most["rounds"] = MOST_ROUNDS
 
     def short(*arguments, **settings):
-        limits = {"rounds": MOST_ROUNDS} | ({"clients": MOST_CLIENTS} if "clients" in settings else {})
-        for name, most in limits.items():
-            settings[name] = min(settings.get(name, most), most)
-        return full(*arguments, **settings)
+        arguments = [smaller(entry) for entry in arguments]
+        for name in ("dataset", "datasets"):
+            if name in settings:
+                settings[name] = smaller(settings[name])
+        limits = most | ({"clients": MOST_CLIENTS} if "clients" in settings else {})
+        for name, limit in limits.items():
+            value = settings.get(name, limit)
+            settings[name] = min(value, limit) if isinstance(value, int) else value
+        return function(*arguments, **settings)
 
-    monkeypatch.setattr(runs, "run", short)
-    monkeypatch.setattr("graft.testing.CLAIMS", CLAIMS[:1])
+    return short
+
+
+def smaller(dataset):
+    """Returns a small dataset for a large one, by name."""
+    if isinstance(dataset, list | tuple):
+        return [smaller(entry) for entry in dataset]
+    return SMALL[dataset] if isinstance(dataset, str) and dataset in SMALL else dataset
 
 
 def run_snippets(page, folder, setup=""):
