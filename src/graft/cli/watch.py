@@ -146,7 +146,8 @@ class RunWatch:
             until = f", about {short_time(left)} left" if left and self.status == RUNNING else ""
             say(f"time: {short_time(pace)} a round{until}")
         if run.damaged:
-            say(f"{run.damaged} lines of {run.folder / 'rounds.jsonl'} cannot be read and were left out.")
+            lines = "1 line" if run.damaged == 1 else f"{run.damaged} lines"
+            say(f"{lines} of {run.folder / 'rounds.jsonl'} cannot be read and left out.")
 
     def tell_end(self) -> None:
         """Print whether the run goes on and, if not, what can be done."""
@@ -210,7 +211,8 @@ class ManyWatch:
         state = self.state
         of = "" if state.total is None else f" of {state.total}"
         failed = f", {len(state.failures)} failed" if state.failures else ""
-        return f"{state.done}{of} {state.unit}s done{failed}"
+        unit = state.unit if (state.total or state.done) == 1 else f"{state.unit}s"
+        return f"{state.done}{of} {unit} done{failed}"
 
     def tell(self) -> None:
         """Print how far the runs are, the last ones and the failures."""
