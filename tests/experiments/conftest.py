@@ -38,3 +38,14 @@ def finished(tiny, tiny_runs):
     """The plan of the study with a copy of all its results."""
     shutil.copytree(tiny_runs, tiny / "out")
     return tiny_plan()
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory):
+    """The folder of a sweep, and what was printed: FedAvg, and FedProx with three values of mu, on two seeds."""
+    from tests.experiments.small_sweep import FLAGS, call
+
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    result = call("--methods", "fedavg,fedprox", "--grid", "mu=0,0.01,1", "--seeds", "2", *FLAGS, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out, result.output

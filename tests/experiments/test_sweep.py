@@ -6,28 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 
 import pytest
-import torch
-from torch import nn
-from torch_geometric.data import Data
-from typer.testing import CliRunner
 
 import graft
-from graft.cli import app
 from graft.experiments.sweep.design import Design, parse_grid
 from graft.experiments.sweep.plan import plan_runs, suit
-from tests.experiments.conftest import SMALL
+from tests.experiments.small_sweep import DATA, FLAGS, VALUES, call
 from tests.experiments.test_many_runs import record_of
-
-VALUES = {**{name: SMALL[name] for name in ("clients", "width")}, "rounds": 2, "partition": "random", "threads": 1}
-DATA = SMALL["dataset"]
-FLAGS = ["--dataset", DATA, *(f"--{name}={value}" for name, value in VALUES.items()), "--jobs", "1"]
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
 
 
 def refused(result, *words):
@@ -46,15 +32,6 @@ def rows_of(design):
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    """The sweep of the tests below, run once: FedAvg, and FedProx with three values of mu, on two seeds."""
-    out = tmp_path_factory.mktemp("sweep") / "out"
-    result = call("--methods", "fedavg,fedprox", "--grid", "mu=0,0.01,1", "--seeds", "2", *FLAGS, "--out", out)
-    assert result.exit_code == 0, result.output
-    return out, result.output
 
 
 # What a sweep has.
@@ -176,6 +153,18 @@ def test_help_and_mistakes_import_no_pytorch():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
+def test_a_file_is_what_all_runs_share_and_settings_of_its_method_are_not_forced_on_others(swept):
+    (file,) = (swept[0] / "runs" / "fedprox_mu=1").glob("*-seed1/experiment.toml")
+    result = call(file, "--methods", "local,fedprox", "--seeds", "1", "--epochs", "1", "--jobs", "1", "--out", "out")
+    assert result.exit_code == 0, result.output
+    runs = {run.summary["method"]: run.experiment for run in graft.Sweep.load("out").runs}
+    assert runs["fedprox"]["settings"] == {"mu": 1.0}
+    assert runs["local"]["settings"] == {}
+    assert {(values["seed"], values["epochs"], values["width"]) for values in runs.values()} == {
+        (0, 1, VALUES["width"])
+    }
+
+
 # Going on.
 
 
@@ -270,102 +259,6 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(monkeypatch):
     assert "Stopped; the same command goes on from here." in result.output
     assert [run.seed for run in graft.Sweep.load("out").runs] == [0]
     assert "2/2" in call("--method", "local", "--seeds", "3", *FLAGS, "--out", "out").output
-
-
-# In Python.
-
-
-@dataclass(frozen=True)
-class Mine(graft.METHODS["fedprox"]):
-    """A method of somebody's own."""
-
-
-def ring(nodes):
-    edges = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
-    generator = torch.Generator().manual_seed(nodes)
-    return Data(x=torch.rand(nodes, 4, generator=generator), edge_index=edges, y=torch.arange(nodes) % 2)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 2)
-
-    def forward(self, x, edge_index):  # noqa: ARG002
-        return self.linear(x)
-
-
-def test_objects_are_run_in_this_process_and_told_apart(tmp_path):
-    heard, net = [], Net()
-    given = {"methods": [Mine(mu=0.5), "local"], "datasets": [ring(60), ring(80)], "models": net}
-    settings = {"grid": {"mu": [0.5, 1.0]}, "seeds": [3], "out": tmp_path / "out", **VALUES}
-    sweep = graft.sweep(**given, **settings, jobs=2, callbacks=[heard.append])
-    assert len(sweep.runs) == 6
-    assert [row.split(",")[-1].strip() for row in sweep.comparison.rows] == ["mu=0.5", "mu=1", "local"]
-    assert len(sweep.comparison.columns) == 2
-    assert len(heard) == 6 * VALUES["rounds"]
-    alone = graft.run(Mine(mu=1.0), ring(60), models=net, seed=3, **VALUES)
-    same = [run for run in sweep.runs if run.experiment["settings"].get("mu") == 1.0]
-    assert alone.summary["per_client"] in [run.summary["per_client"] for run in same]
-    again = graft.sweep(**given, **settings)
-    assert again.outcome.ran == 0
-
-
-def test_a_sweep_without_a_folder_keeps_everything_in_memory(elsewhere):
-    sweep = graft.sweep("fedprox", DATA, grid={"mu": [0, 1]}, seeds=2, jobs=1, **VALUES)
-    assert list(elsewhere.iterdir()) == []
-    assert [run.path for run in sweep.runs] == [None] * 4
-    assert [len(run.rounds) for run in sweep.runs] == [VALUES["rounds"]] * 4
-    with pytest.raises(graft.InputError, match="kept no folder"):
-        sweep.report()
-
-
-def test_a_frame_has_a_row_a_run_with_what_was_varied(swept):
-    pytest.importorskip("polars")
-    frame = graft.Sweep.load(swept[0]).frame()
-    assert frame.height == 8
-    assert {"row", "column", "seed", "method", "mu", "test", "validation", "up_bytes", "seconds"} <= set(frame.columns)
-    assert frame["mu"].to_list().count(None) == 2
-    assert sorted(set(frame["mu"].drop_nulls())) == [0, 0.01, 1]
-    assert "dropout" not in frame.columns  # the same everywhere
-
-
-def test_a_sweep_says_what_it_is_and_names_no_markup(swept):
-    sweep = graft.Sweep.load(swept[0])
-    assert repr(sweep) == "Sweep(8 runs, 4 rows x 1 columns)"
-    assert "fedprox, mu=0.01" in sweep._repr_html_()
-    sweep.failures["<b>"] = "why"
-    assert "<b>" not in sweep._repr_html_()
-    assert "1 failed" in repr(sweep)
-    nothing = graft.Sweep([], {"local on digits, seed 0": "The disk is full."})
-    with pytest.raises(graft.InputError, match="The disk is full"):
-        nothing.comparison  # noqa: B018
-    assert "0 runs" in nothing._repr_html_()
-
-
-def test_a_sweep_compares_and_draws(swept):
-    sweep = graft.Sweep.load(swept[0])
-    assert {entry.row for entry in sweep.compare(baseline="fedavg")} == set(sweep.comparison.rows) - {"fedavg"}
-    assert "tabular" in sweep.to_latex()
-    figure = sweep.plot_scores()
-    assert figure.axes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        ({"seed": 3}, "seeds="),
-        ({"grid": {"mu": []}}, "no values of mu"),
-        ({"seeds": 0}, "at least one seed"),
-        ({"jobs": 0}, "jobs is 0"),
-        ({"dataset": "core"}, "core"),
-        ({"grid": {"method": ["local"]}, "methods": ["fedavg"]}, "given twice"),
-    ],
-)
-def test_mistakes_in_python_are_refused(arguments, word):
-    arguments = {"methods": "fedprox", "datasets": arguments.pop("dataset", DATA), **VALUES, **arguments}
-    with pytest.raises(graft.InputError, match=word):
-        graft.sweep(**arguments)
 
 
 # With models.
