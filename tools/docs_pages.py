@@ -63,19 +63,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for title, names in api_sections().items():
         files.append(File.generated(config, api_path(title), content=api_page(title, names)))
     in_navigation = set(flat(config.nav))
-    waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
-    for page in waiting:  # grows while pages are added that link to others
-        text = (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).is_file() else ""
-        wanted = [target for target in linked_files(page, text) if not target.startswith("docs/")]
-        for target in [*wanted, *notebooks()]:
-            path = site_path(target)
-            if files.get_file_from_path(path) is None:
-                level = InclusionLevel.INCLUDED if path in in_navigation else InclusionLevel.NOT_IN_NAV
-                files.append(File.generated(config, path, content=page_of(target), inclusion=level))
-                waiting.append(target)
-    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
-        if files.get_file_from_path(site_path(name)) is None:
-            files.append(File.generated(config, site_path(name), content=page_of(name)))
+    outside = [name for name in (*ROOT_PAGES, *notebooks()) if site_path(name) in in_navigation]
+    shown: set[str] = set()
+    while outside:  # pages that are added may link to others
+        for name in sorted(set(outside) - shown):
+            level = InclusionLevel.INCLUDED if site_path(name) in in_navigation else InclusionLevel.NOT_IN_NAV
+            if files.get_file_from_path(site_path(name)) is None:
+                files.append(File.generated(config, site_path(name), content=page_of(name), inclusion=level))
+        shown |= set(outside)
+        pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")] + sorted(shown)
+        linked = [target for page in pages if page.endswith(".md") for target in linked_files(page)]
+        outside = [name for name in linked if not name.startswith("docs/") and name not in shown]
     return files
 
 
@@ -125,8 +123,9 @@ def outside_code(text: str) -> Iterator[tuple[bool, str]]:
     yield True, text[position:]
 
 
-def linked_files(page: str, text: str) -> list[str]:
+def linked_files(page: str) -> list[str]:
     """Returns the files and folders of the repository that a page links to."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     links = [match[2] for is_text, part in outside_code(text) if is_text for match in LINK.finditer(part)]
     paths = [repository_path(page, link) for link in links]
     return [path for path in paths if path is not None]
