@@ -66,7 +66,8 @@ class ManyView(View):
         frame = glyphs.spinner[int(seconds * 3) % len(glyphs.spinner)]
         right = Text.assemble((f"{frame} ", ACCENT), state.phase, (f"  {short_time(int(seconds))}", FAINT))
         yield spread(Text(printable(state.label), style="bold"), right, width)
-        yield self.count(width, glyphs)
+        if state.done or state.total is not None:
+            yield self.count(width, glyphs)
         failed = list(state.failures.items())
         if failed:
             yield labelled("failed", f"{len(failed)} of {state.done}", width, "red")

@@ -90,9 +90,9 @@ class RunView(View):
         seconds = time.monotonic() - state.begun
         frame = glyphs.spinner[int(seconds * 3) % len(glyphs.spinner)]
         right = Text.assemble((f"{frame} ", ACCENT), state.phase, (f"  {short_time(int(seconds))}", FAINT))
-        left = Text(printable(state.label), style="bold")
+        left = Text.assemble((printable(state.label), "bold"))
         if state.about:
-            left.append(glyphs.dot + state.about.replace(" · ", glyphs.dot), style="not bold dim")
+            left.append(glyphs.dot + state.about.replace(" · ", glyphs.dot), style=FAINT)
         return spread(left, right, width)
 
     def rounds(self, width: int, glyphs: Glyphs) -> Text:
@@ -221,7 +221,7 @@ def spread(left: Text, right: Text, width: int) -> Text:
     """Returns a line with one text at each end; the left one is cut where both do not fit."""
     room = width - right.cell_len - 2
     left.truncate(max(room, 8), overflow="ellipsis")
-    return left.append(" " * max(width - left.cell_len - right.cell_len, 2)).append_text(right)
+    return Text.assemble(left, " " * max(width - left.cell_len - right.cell_len, 2), right)
 
 
 def fitted(name: str, width: int, glyphs: Glyphs) -> str:

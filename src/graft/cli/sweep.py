@@ -9,7 +9,7 @@ import typer
 
 from graft.cli.console import Number, Text, complain, say, split_names
 from graft.cli.options import with_experiment_options
-from graft.cli.progress import study_progress
+from graft.cli.progress import phase_progress, study_progress
 from graft.cli.report import show_comparison
 from graft.errors import InputError
 from graft.experiments.experiment import draft_experiment
@@ -75,7 +75,8 @@ def sweep(
     variants = design.variants()
     check_variants(variants)
     folder = out or Path("sweeps") / default_name(variants)
-    from graft.experiments.sweep.sweep import run_design
+    with phase_progress("sweep", "loading PyTorch"):
+        from graft.experiments.sweep.sweep import run_design
 
     with study_progress("sweep") as tell:
         result = run_design(design, folder, jobs=jobs, report=tell)
