@@ -108,6 +108,7 @@ def test_a_sweep_compares_draws_and_reports(swept, tmp_path):
         ({"seed": 3}, "seeds="),
         ({"grid": {"mu": []}}, "no values of mu"),
         ({"seeds": 0}, "at least one seed"),
+        ({"methods": graft.METHODS["fedprox"]}, "instance of a Method"),
         ({"jobs": 0}, "jobs is 0"),
         ({"dataset": "core"}, "core"),
         ({"grid": {"method": ["local"]}, "methods": ["fedavg"]}, "given twice"),

@@ -25,6 +25,7 @@ from graft.experiments.many_runs import Outcome, Report, check_jobs, exclusive, 
 from graft.experiments.progress_log import logged
 from graft.experiments.sweep.design import Design
 from graft.experiments.sweep.plan import PlannedRun, plan_runs, run_planned, suit
+from graft.federation.method import Method
 from graft.federation.metric_names import METRICS, format_metric
 from graft.files import explained, printable, read_text, write_text
 
@@ -223,6 +224,9 @@ def sweep(
     values: dict[str, Any] = dict(settings)
     if "seed" in values:
         raise InputError(f"A sweep has seeds: give seeds=[{values['seed']}] instead of seed={values['seed']}.")
+    for method in as_list(methods):
+        if not isinstance(method, str | Method):
+            raise InputError(f"methods has {method!r}; it should be a name or an instance of a Method, as FedAvg().")
     own_graphs = bool(values.get("graphs")) and datasets == "digits"
     chosen = dict(grid or {})
     if models is not None:
