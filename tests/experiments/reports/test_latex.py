@@ -78,6 +78,8 @@ def test_gaps_and_missing_seeds_are_shown():
     assert line_of(text, "fedprox")[2] == "--"
     assert line_of(text, "fedavg")[2].endswith(r"{\scriptsize(2)}")
     assert "There is no accuracy of" in text
+    assert "as many as the brackets say" in text
+    assert "brackets" not in to_latex(made_up(CLOSE))
 
 
 def test_ranks_stand_beside_several_columns():

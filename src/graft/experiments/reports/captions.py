@@ -32,6 +32,8 @@ def what_is_shown(comparison: Comparison) -> str:
     unit = " in percent" if metric.percent else ""
     seeds = most_seeds(comparison)
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    if any(0 < len(comparison.values(row, column)) < seeds for row, column in comparison.cells):
+        spread += ", or as many as the brackets say"
     direction = "higher" if metric.higher else "lower"
     return (
         f"{title}{unit} on test nodes, {direction} is better: mean over clients, at the round with the best validation "
