@@ -133,6 +133,12 @@ class Sweep:
 
         return paper_figures.plot_cost(self.comparison)
 
+    def plot_gains(self, baseline: str) -> Figure:
+        """Returns a figure of what every client gains over a baseline, on its own test nodes."""
+        from graft.experiments.reports import paper_figures
+
+        return paper_figures.plot_gains(self.comparison, baseline)
+
     def report(self, folder: str | Path | None = None) -> Path:
         """Writes report.html into a folder, or into that of the sweep, or a page of that name; returns its path."""
         out = Path(folder) if folder is not None else self.folder
