@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from graft.cli.console import Text, out_console, safe, say, whole_numbers
+from graft.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,21 +18,39 @@ if TYPE_CHECKING:
     from graft.experiments.result import Result
     from graft.experiments.verdicts import Verdict
 
+MOST_WARNINGS = 3  # that are printed of many runs
+
 
 def report(
-    directories: Annotated[list[Path], typer.Argument(help="Run directories.")],
-    rounds: Annotated[Text, typer.Option(help="Rounds whose links are drawn, as 1,10,100.")] = None,
+    directories: Annotated[list[Path], typer.Argument(help="Folders of runs, sweeps, studies and tunings.")],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045  (Typer reads it at run time)
+        typer.Option(help="The page; if not given, report.html in the folder, or here if there are several."),
+    ] = None,
+    rounds: Annotated[Text, typer.Option(help="Rounds whose links are drawn, as 1,10,100; of one run.")] = None,
 ) -> None:
-    """Compare finished runs, and write report.html into each."""
+    """Write one page of finished runs, and compare them: seeds are averaged where all else agrees."""
     drawn = whole_numbers("--rounds", rounds)
+    if out is not None and out.suffix != ".html":
+        raise InputError(f"--out is '{out}'; it should be the name of a page, as report.html.")
     from graft.experiments.comparison.comparison import Comparison
     from graft.experiments.comparison.finished_runs import find_runs
+    from graft.experiments.reports.report import NAME, write_comparison_report, write_report, write_tuning_report
+    from graft.experiments.reports.tuning_sections import FILE as TUNING
 
+    alone = directories[0] if len(directories) == 1 else None
+    if alone is not None and (alone / TUNING).is_file() and not any(alone.rglob("result.json")):
+        say(f"Report: {write_tuning_report(alone, out)}")
+        return
     comparison = Comparison(find_runs(directories))
-    for run in comparison.runs:
-        if run.path is not None and run.path.is_dir():
-            write_page(run.path, run.summary, drawn)
-    show_comparison(comparison, directories[0])
+    only = comparison.runs[0].path if len(comparison.runs) == 1 else None
+    if only is not None and only.is_dir() and not (alone and (alone / TUNING).is_file()):
+        file = write_report(only, drawn, out)
+    elif drawn:
+        raise InputError(f"--rounds is for the page of one run; there are {len(comparison.runs)}.")
+    else:
+        file = write_comparison_report(comparison, out or (alone / NAME if alone else Path(NAME)))
+    show_comparison(comparison, file)
 
 
 def finish_run(directory: Path, result: Result) -> dict[str, Any]:
@@ -91,10 +110,12 @@ def show_results(results: list[dict[str, Any]], folder: Path) -> None:
 def show_comparison(comparison: Comparison, folder: Path) -> None:
     """Print runs in groups, seeds as mean and deviation, with their warnings and where their records are."""
     out_console.print(headline(comparison))
-    for run in comparison.runs:
-        for warning in run.summary.get("warnings", []):
-            say(f"{run.summary['method']}, seed {run.seed}: {warning}" if len(comparison.runs) > 1 else warning)
-    say(f"Record and report.html: {folder}")
+    warnings = [(run, warning) for run in comparison.runs for warning in run.summary.get("warnings", [])]
+    for run, warning in warnings[:MOST_WARNINGS]:
+        say(f"{run.summary['method']}, seed {run.seed}: {warning}" if len(comparison.runs) > 1 else warning)
+    if len(warnings) > MOST_WARNINGS:
+        say(f"{len(warnings) - MOST_WARNINGS} more warnings of this kind are in the result.json of other runs.")
+    say(f"Report: {folder}" if folder.suffix == ".html" else f"Record and report.html: {folder}")
 
 
 def headline(comparison: Comparison) -> Table:
@@ -106,9 +127,13 @@ def headline(comparison: Comparison) -> Table:
     summary = summarise(comparison)
     table = Table(title=safe(summary.title), title_justify="left", caption_justify="left")
     for index, name in enumerate(summary.head):
+        longest = max(len(row[index].text) for row in summary.rows)
         words = index < summary.words
-        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+        table.add_column(name, justify="left" if words else "right", min_width=min(longest, 12), overflow="fold")
     for row in summary.rows:
-        table.add_row(*(f"[bold]{safe(cell.text)}[/bold]" if cell.best else safe(cell.text) for cell in row))
+        texts = [
+            safe(cell.text).replace(" ± ", "\N{NO-BREAK SPACE}± ".replace(" ", "\N{NO-BREAK SPACE}")) for cell in row
+        ]
+        table.add_row(*(f"[bold]{text}[/bold]" if cell.best else text for text, cell in zip(texts, row, strict=True)))
     table.caption = safe("\n".join(summary.notes))
     return table

@@ -5,16 +5,20 @@ import re
 
 import pytest
 
+from graft.experiments.reports.client_sections import verdict_table
+from graft.experiments.reports.data_sections import agreement_table
 from graft.experiments.reports.links import arrow, link_networks, link_weights, network, weight_from_others
-from graft.experiments.reports.report import (
-    agreement_table,
-    best_round_of_each_client,
-    busiest_peers,
-    method_details,
-    verdict_table,
-)
+from graft.experiments.reports.method_sections import method_details
+from graft.experiments.reports.pages import Page, Section, render
+from graft.experiments.reports.run_page import best_round_of_each_client, busiest_peers
 from graft.experiments.reports.summary_table import mean_std, readable_bytes
 from graft.experiments.verdicts import Verdict
+
+
+def html_of(blocks):
+    """Returns the HTML of some blocks, without what is around them."""
+    text = render(Page("title", sections=[Section("section", blocks)]))
+    return text[text.index("<main>") : text.index("</main>")]
 
 
 def test_each_client_may_stop_at_its_own_best_validation_round():
@@ -40,8 +44,8 @@ def test_numbers_are_written_as_people_read_them():
     ]
 
 
-def cells(page):
-    return [re.findall("<td>([^<]*)</td>", row) for row in re.findall("<tr>(.*?)</tr>", page)[1:]]
+def texts_of(table):
+    return [[cell.text for cell in row] for row in table.cells]
 
 
 def test_what_a_method_noted_is_shown_round_by_round_in_short():
@@ -50,12 +54,13 @@ def test_what_a_method_noted_is_shown_round_by_round_in_short():
         {"details": {"moment_bytes": 3000, "discrepancy": [[3.0], [float("nan")]], "words": "none"}},
         {"details": {}},
     ]
-    assert cells(method_details(rounds)) == [
+    (table,) = method_details(rounds)
+    assert texts_of(table) == [
         ["moment bytes", "1.0 kB", "3.0 kB", "2.0 kB"],
         ["discrepancy", "1", "3", "2"],
         ["kept", "1", "1", "1"],
     ]
-    assert method_details([{"details": {}}, {"round": 2}]) == ""
+    assert method_details([{"details": {}}, {"round": 2}]) == []
 
 
 LINKS = [[0, 0, 0.5], [0, 1, 0.5], [1, 1, 1.0], [2, 0, 0.25], [2, 1, 0.75]]
@@ -84,7 +89,7 @@ def test_circles_grow_with_the_weight_others_give_and_arrows_with_the_weight_of_
     assert attributes(picture, "stroke-width") == sorted(attributes(picture, "stroke-width"))
     assert len(attributes(picture, "stroke-width")) == picture.count("<path") == 3
     assert picture.count("Q") == 3  # a bent line for each link, and none from a peer to itself
-    assert picture.count('fill="white"') == 1  # peer 2 was not there
+    assert picture.count('class="peer absent"') == 1  # peer 2 was not there
     assert "peer 2 hears 0 (0.25), 1 (0.75)" in picture
     assert 'aria-label="round 1"' in picture
 
@@ -111,41 +116,44 @@ def test_an_arrow_ends_at_the_rim_and_one_back_takes_another_way():
 def test_rounds_are_first_middle_and_last_unless_asked_for():
     rounds = [{"round": n, "links": {"mix": LINKS}, "participants": [0, 1, 2]} for n in range(1, 101)]
 
-    def titles(text):
-        return re.findall('aria-label="([^"]+)"', text)
+    def titles(pictures):
+        return re.findall('aria-label="([^"]+)"', "".join(pictures[0].svg))
 
     assert titles(link_networks(rounds, range(3))) == ["round 1", "round 50", "round 100"]
     assert titles(link_networks(rounds[:1], range(3))) == ["round 1"]
     some = link_networks(rounds, range(3), [7, 200])
     assert titles(some) == ["round 7"]
-    assert "No links are on record for round 200." in some
+    assert "No links are on record for round 200." in some[0].note
     rounds[0]["links"]["mix 2"] = LINKS
     assert titles(link_networks(rounds, range(3), [1])) == ["round 1, mix", "round 1, mix 2"]
-    assert link_networks([{"round": 1}], range(3)) == ""  # a method with a server
+    assert link_networks([{"round": 1}], range(3)) == []  # a method with a server
 
 
 def test_one_scale_serves_all_rounds():
     strong, weak = ([[0, 1, weight], [1, 1, 1.0]] for weight in (1.0, 0.1))
     rounds = [{"round": n, "links": {"mix": links}, "participants": [0, 1]} for n, links in ((1, strong), (2, weak))]
-    both = attributes(link_networks(rounds, range(2)), "stroke-width")
+    both = attributes("".join(link_networks(rounds, range(2))[0].svg), "stroke-width")
     assert both == [3.0, 0.7]
 
 
 def test_the_busiest_peer_of_any_round_is_named():
     rounds = [{"details": {"busiest_sender_bytes": n, "busiest_receiver_bytes": 5000}} for n in (10, 2000, 30)]
     assert [value for _, value in busiest_peers(rounds)] == ["2.0 kB", "5.0 kB"]
+    assert busiest_peers([{"details": {}}]) == []  # with a server
 
 
 def test_verdicts_name_the_client_and_say_what_joining_changes():
-    text = verdict_table([Verdict("<alpha>", "auprc", 40, 0.5, 0.625, 0.125, 0.01, 0.25, "joining helps", -0.02)])
+    text = html_of(
+        verdict_table([Verdict("<alpha>", "auprc", 40, 0.5, 0.625, 0.125, 0.01, 0.25, "joining helps", -0.02)])
+    )
     for part in ("&lt;alpha&gt;", "50.0 %", "62.5 %", "+12.5", "+1.0 to +25.0", "joining helps", "-2.0"):
         assert part in text
-    assert verdict_table([]) == ""
+    assert verdict_table([]) == []
 
 
 def test_what_was_told_before_training_is_listed_with_what_it_reveals():
     sent = {"moments/mean": {"up_bytes": 48, "down_bytes": 96, "reveals": "mean of every numeric column"}}
-    text = agreement_table(sent)
+    text = html_of(agreement_table(sent))
     for part in ("moments/mean", "48 bytes", "96 bytes", "mean of every numeric column"):
         assert part in text
-    assert agreement_table({}) == ""
+    assert agreement_table({}) == []

@@ -8,16 +8,22 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from graft.experiments.reports.pages import Picture
+
 LinkWeights = dict[tuple[int, int], float]  # (to, from) -> weight
 Client = int | str  # a number, or a name
+MOST_ARROWS = 3000  # in a picture: of more links the strongest are drawn
+MOST_NAMED = 30  # whom a peer hears, in the words beside it
 
 
-def link_networks(rounds: Sequence[dict[str, Any]], peers: Sequence[Client], drawn: Sequence[int] | None = None) -> str:
-    """Returns the links of some rounds as SVG: of the first, the middle and the last one, unless others are asked
-    for."""
+def link_networks(
+    rounds: Sequence[dict[str, Any]], peers: Sequence[Client], drawn: Sequence[int] | None = None
+) -> list[Picture]:
+    """Returns the links of some rounds: of the first, the middle and the last one, unless others are asked for; none
+    where no links are on record."""
     linked = {record["round"]: record for record in rounds if record.get("links")}
     if not linked:
-        return ""
+        return []
     numbers = list(linked)
     shown = list(dict.fromkeys(drawn or (numbers[0], numbers[(len(numbers) - 1) // 2], numbers[-1])))
     panels = [
@@ -34,12 +40,16 @@ def link_networks(rounds: Sequence[dict[str, Any]], peers: Sequence[Client], dra
         network(title, table, peers, record["participants"], thickest, largest)
         for (title, record, _), table in zip(panels, tables, strict=True)
     ]
+    crowded = (
+        f" Of each round the {MOST_ARROWS:,} strongest links." if max(map(len, tables), default=0) > MOST_ARROWS else ""
+    )
     missing = [str(number) for number in shown if number not in linked]
     absent = f" No links are on record for round {', '.join(missing)}." if missing else ""
-    return f"""<h2>Who hears whom</h2>
-<div class="panels">{"".join(pictures)}</div>
-<p class="note">An arrow leads from a peer to one that hears it, the thicker the more weight that one gives it.
-A circle is the larger the more weight the others give to that peer; hollow ones did not take part.{absent}</p>"""
+    note = (
+        "An arrow leads from a peer to one that hears it, the thicker the more weight that one gives it. A circle is "
+        "the larger the more weight the others give to that peer; hollow ones did not take part." + crowded + absent
+    )
+    return [Picture(pictures, "Who hears whom", note)]
 
 
 def link_weights(links: Sequence[Sequence[float]]) -> LinkWeights:
@@ -81,25 +91,28 @@ def network(
         for peer in range(len(peers))
     }
     arrows: dict[float, list[str]] = defaultdict(list)
-    for (to, sender), weight in weights.items():
+    strongest = sorted(weights.items(), key=lambda link: -link[1])[:MOST_ARROWS]
+    for (to, sender), weight in strongest:
         if to != sender:
             width = max(0.1, round(fine * (0.4 + 2.6 * weight / thickest), 1))
             arrows[width].append(arrow(position[sender], position[to], radius[sender], radius[to], 3 * fine + width))
     parts = [
-        f'<path d="{"".join(paths)}" stroke-width="{width}" fill="none" stroke="#1f6fb4" stroke-opacity=".5"/>'
+        f'<path d="{"".join(paths)}" stroke-width="{width}" fill="none" class="link" stroke-opacity=".5"/>'
         for width, paths in sorted(arrows.items())
     ]
+    by_listener: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for (to, sender), weight in weights.items():
+        by_listener[to].append((sender, weight))
     font_size = max(6, min(12, round(400 / len(peers))))
     for peer, centre in position.items():
         name = escape(str(peers[peer]))
-        heard = [
-            f"{escape(str(peers[sender]))} ({weight:.3g})" for (to, sender), weight in weights.items() if to == peer
-        ]
-        about = f"peer {name} hears {', '.join(heard)}" if heard else f"peer {name} hears nobody"
-        fill = "#1f6fb4" if peers[peer] in present else "white"
+        heard = [f"{escape(str(peers[sender]))} ({weight:.3g})" for sender, weight in by_listener[peer][:MOST_NAMED]]
+        more = len(by_listener[peer]) - len(heard)
+        about = f"peer {name} hears {', '.join(heard) or 'nobody'}" + (f" and {more} more" if more else "")
+        look = "peer" if peers[peer] in present else "peer absent"
         parts.append(
-            f'<circle cx="{centre.real:.1f}" cy="{centre.imag:.1f}" r="{radius[peer]:.1f}" fill="{fill}" '
-            f'stroke="#1f6fb4"><title>{about}</title></circle>'
+            f'<circle cx="{centre.real:.1f}" cy="{centre.imag:.1f}" r="{radius[peer]:.1f}" '
+            f'class="{look}"><title>{about}</title></circle>'
         )
         label = side * (0.5 + 0.5j) + (centre - side * (0.5 + 0.5j)) * (1 + 22 / around)
         parts.append(

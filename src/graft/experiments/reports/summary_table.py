@@ -57,10 +57,12 @@ def summarise(comparison: Comparison) -> SummaryTable:
             if runs := list(comparison.cell(row, column).values()):
                 words = [column, row] if several else [row]
                 cells = [Cell(word, word) for word in words]
-                cells += [score_cell(score, runs, score is scores[0] and row in best) for score in scores]
+                cells += [score_cell(s, runs, row in best and s[1:] == (comparison.metric, "test")) for s in scores]
                 rows.append([*cells, *cost_cells(runs)])
     notes = [said_of_seeds(comparison), meaning]
-    notes += ["bold: the best, and what cannot be told from it."] if any(c.best for row in rows for c in row) else []
+    if any(cell.best for row in rows for cell in row):
+        tested = any(len(cell) > 1 for cell in comparison.cells.values())
+        notes.append(f"bold: {'the best, and what cannot be told from it' if tested else 'the best of one run each'}.")
     measured = "accuracy" if scores[0].heading == "own models" else "scores"
     return SummaryTable(
         f"Test {measured} in percent: {', '.join(shared_facts(comparison))}",
@@ -91,11 +93,9 @@ def best_of(comparison: Comparison, column: str) -> set[str]:
     """Returns the rows that are best in a column and those that cannot be told from them; none where one row is."""
     if sum(bool(comparison.cell(row, column)) for row in comparison.rows) < 2:
         return set()
-    try:
-        from graft.experiments.comparison.differences import best_rows
-    except ImportError:
-        return set()
-    return set(best_rows(comparison, column))
+    from graft.experiments.comparison.differences import best_rows  # SciPy's statistics are slow to import
+
+    return best_rows(comparison, column)
 
 
 def score_columns(runs: Sequence[FinishedRun]) -> tuple[list[ScoreColumn], str]:
@@ -104,15 +104,15 @@ def score_columns(runs: Sequence[FinishedRun]) -> tuple[list[ScoreColumn], str]:
     first = asked[0] if asked else "accuracy"
     if asked:
         columns = [ScoreColumn(METRICS[name].title, name, "test") for name in dict.fromkeys((*asked, "accuracy"))]
-        meaning = f"each client's own model, mean over clients; global model: {METRICS[first].title} of the one"
+        meaning = "each client's own model, mean over clients;"
     else:
         columns = [ScoreColumn("own models", first, "test"), ScoreColumn("by nodes", first, "test_node_weighted")]
-        meaning = (
-            "own models: each client's own, mean over clients; by nodes: the same, weighted by nodes; "
-            "global model: the one"
-        )
-    columns.append(ScoreColumn("global model", first, "test_global"))
-    meaning += " all clients share, scored the same way; all at the best validation round."
+        meaning = "own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;"
+    shared = ScoreColumn("global model", first, "test_global")
+    if any(shared.of(run) is not None for run in runs):
+        columns.append(shared)
+        meaning += " global model: the one all clients share, scored the same way;"
+    meaning += " all at the best validation round."
     if any("test_trained" in run.summary["accuracy"] for run in runs):
         columns.append(ScoreColumn("before mixing", first, "test_trained"))
         meaning += " before mixing: own models of peers after training, before they take in others'."
@@ -153,8 +153,8 @@ def said_of_other_fields(comparison: Comparison) -> list[str]:
         by_value: dict[str, list[str]] = {}
         for row, value in values.items():
             by_value.setdefault(spell(value) or "none", []).append(row)
-        listed = "; ".join(f"{value}: {', '.join(rows)}" for value, rows in by_value.items())
-        parts.append(f"{name} ({listed})")
+        listed = (f"{value}: {rows[0] if len(rows) == 1 else f'{len(rows)} rows'}" for value, rows in by_value.items())
+        parts.append(f"{name} ({'; '.join(listed)})")
     return [f"Rows also differ in {', '.join(parts)}."]
 
 

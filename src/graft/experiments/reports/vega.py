@@ -34,16 +34,20 @@ _AXIS = {
     "titleFontWeight": "normal",
     "titlePadding": 8,
 }
+_SHADES = [LIGHT["low"], LIGHT["high"]]
 THEME: Spec = {
     "background": LIGHT["paper"],
     "font": FONT,
     "padding": 4,
-    "range": {"category": list(PALETTE), "heatmap": {"scheme": "blues"}, "ramp": {"scheme": "blues"}},
+    "range": {"category": list(PALETTE), "heatmap": _SHADES, "ramp": _SHADES},
     "view": {"stroke": None},
     "axis": _AXIS,
     "axisX": {"grid": False, "domain": True, "domainColor": LIGHT["rule"]},
     "legend": {
         "title": None,
+        "titleColor": LIGHT["soft"],
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
         "orient": "top",
         "labelColor": LIGHT["ink"],
         "labelFontSize": 11.5,
@@ -59,6 +63,13 @@ THEME: Spec = {
     "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
     "bar": {"cornerRadiusEnd": 2},
     "rule": {"color": LIGHT["soft"]},
+    "style": {  # colours of the ground and of what is written on it, by name: pages change them in the dark
+        "soft": {"color": LIGHT["soft"]},
+        "ink": {"color": LIGHT["ink"]},
+        "paper": {"color": LIGHT["paper"]},
+        "soft-line": {"stroke": LIGHT["soft"]},
+        "paper-line": {"stroke": LIGHT["paper"], "strokeWidth": 1.5},
+    },
 }
 
 
@@ -68,7 +79,7 @@ def to_svg(spec: Spec) -> str:
     try:
         svg: str = converter.vegalite_to_svg(spec, vl_version=newest(converter), config=THEME)
     except ValueError as error:
-        raise RunError(f"A figure could not be drawn: {str(error).splitlines()[0]}.") from error
+        raise RunError(f"A figure could not be drawn: {' '.join(str(error).split())[:300]}") from error
     return svg
 
 
@@ -107,4 +118,5 @@ def load_converter() -> ModuleType:
 
 def newest(converter: ModuleType) -> str:
     """Returns the newest Vega-Lite that this vl_convert knows."""
-    return max(converter.get_vegalite_versions(), key=lambda text: [int(part) for part in text.split(".")])
+    versions: list[str] = converter.get_vegalite_versions()
+    return max(versions, key=lambda text: [int(part) for part in text.split(".")])
