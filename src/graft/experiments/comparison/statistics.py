@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy  # which loads scipy.stats when it is first used: it takes a second, and a single run needs none of it
 
 from graft.errors import InputError
 
@@ -70,7 +70,7 @@ def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     if n == 1:
         return Estimate(1, mean, None, None, None)
     deviation = float(np.std(values, ddof=1))
-    reach = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * deviation / math.sqrt(n)
+    reach = float(scipy.stats.t.ppf((1 + confidence) / 2, n - 1)) * deviation / math.sqrt(n)
     return Estimate(n, mean, deviation, mean - reach, mean + reach)
 
 
@@ -122,7 +122,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], comparisons: int =
 
 def t_test_p(differences: np.ndarray[Any, Any], equal: float) -> float:  # noqa: ARG001
     """Returns the p-value of the t-test that the mean of paired differences is zero."""
-    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def wilcoxon_p(differences: np.ndarray[Any, Any], equal: float) -> float:
@@ -135,8 +135,8 @@ def wilcoxon_p(differences: np.ndarray[Any, Any], equal: float) -> float:
     rounded = np.round(differences, decimals)
     sizes = np.abs(rounded)
     tied = len(np.unique(sizes)) < len(sizes) or not rounded.all()
-    method = stats.PermutationMethod(n_resamples=2**ENUMERATED) if tied and len(sizes) <= ENUMERATED else "auto"
-    return float(stats.wilcoxon(rounded, zero_method="zsplit", method=method).pvalue)
+    method = scipy.stats.PermutationMethod(n_resamples=2**ENUMERATED) if tied and len(sizes) <= ENUMERATED else "auto"
+    return float(scipy.stats.wilcoxon(rounded, zero_method="zsplit", method=method).pvalue)
 
 
 TESTS = {WILCOXON: wilcoxon_p, T_TEST: t_test_p}
@@ -164,7 +164,7 @@ def average_ranks(table: Sequence[Sequence[float]], higher: bool = True) -> list
     Methods that tie share the mean of their ranks.
     """
     scores = np.asarray(table, float)
-    return [float(rank) for rank in stats.rankdata(-scores if higher else scores, axis=1).mean(0)]
+    return [float(rank) for rank in scipy.stats.rankdata(-scores if higher else scores, axis=1).mean(0)]
 
 
 def friedman(table: Sequence[Sequence[float]]) -> Friedman:
@@ -179,10 +179,12 @@ def friedman(table: Sequence[Sequence[float]]) -> Friedman:
         raise InputError(f"Friedman's test needs 3 methods and 2 data sets; there are {methods} and {sets}.")
     if (scores == scores[:, :1]).all():  # nobody differs anywhere
         return Friedman(0.0, 1.0, 0.0, 1.0)
-    tested = stats.friedmanchisquare(*scores.T)
+    tested = scipy.stats.friedmanchisquare(*scores.T)
     chi_squared, rest = float(tested.statistic), sets * (methods - 1) - float(tested.statistic)
     f = (sets - 1) * chi_squared / rest if rest > EQUAL else math.inf
-    return Friedman(chi_squared, float(tested.pvalue), f, float(stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1))))
+    return Friedman(
+        chi_squared, float(tested.pvalue), f, float(scipy.stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
+    )
 
 
 def critical_difference(methods: int, sets: int, alpha: float = ALPHA) -> float:
@@ -190,7 +192,7 @@ def critical_difference(methods: int, sets: int, alpha: float = ALPHA) -> float:
 
     q sqrt(k (k + 1) / 6 N), where q is the quantile of the studentised range of k means, divided by sqrt(2).
     """
-    q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    q = float(scipy.stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * sets))
 
 
