@@ -148,6 +148,16 @@ def test_a_public_name_without_a_line_fails_the_build(monkeypatch):
         docs_pages.api_sections()
 
 
+def test_lists_from_the_code_need_no_pytorch():
+    code = (
+        "import docs_pages, sys; docs_pages.list_commands(); docs_pages.list_settings(); print('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
+
+
 def test_an_equation_that_cannot_be_read_fails_the_build(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     import docs_math

@@ -1,12 +1,15 @@
 """The notebooks run from top to bottom, in a folder of their own, and hold no output that could grow old."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+import graft
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -40,6 +43,9 @@ def test_notebooks_hold_code_and_no_output(path):
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert cells
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+    names = {name for cell in cells for name in re.findall(r"\bgraft\.(\w+)", cell.source)}
+    assert "run" in names
+    assert names <= set(graft.__all__)
 
 
 def test_researcher_sees_which_method_is_better(tmp_path, monkeypatch):

@@ -145,7 +145,7 @@ def test_toml_can_be_read(page):
 
 def test_every_block_has_a_language_that_is_tested_or_is_plain():
     tested = {"python", "toml"}
-    plain = {"", "text", "bash", "csv", "json", "latex", "bibtex"}  # commands in them are tests of their own
+    plain = {"", "text", "bash", "sh", "csv", "json", "latex", "bibtex"}  # commands in them are tests of their own
     others = [
         f"{page_id(page)}:{block.line} {block.language}"
         for page in PAGES
