@@ -93,7 +93,7 @@ def test_a_stop_keeps_what_is_finished_and_leaves_nothing_half_written(monkeypat
     monkeypatch.setattr(reproduce, "run_experiment", third_is_interrupted)
     outcome, _ = reproduce_plan(plan)
     assert (outcome.ran, outcome.stopped) == (2, True)
-    assert len([path for path in plan.out.rglob("*") if path.is_file()]) == 2
+    assert len([path for path in (plan.out / "runs").rglob("*") if path.is_file()]) == 2
     assert [cell.done for cell in tiny_plan().cells] == [True, True] + 10 * [False]
 
 
