@@ -114,10 +114,10 @@ def verdict_table(verdicts: Sequence[Verdict]) -> list[Block]:
         ]
         for verdict in shown
     ]
-    note = (
-        f"{METRICS[metric].title} on each client's own test nodes; positive differences are improvements. The interval "
-        f"is {'by bootstrap over the test nodes' if verdicts[0].test_nodes is not None else 'of the mean over seeds'}."
-    )
+    title = METRICS[metric].title
+    drawn = "by bootstrap over the test nodes" if verdicts[0].test_nodes is not None else "of the mean over seeds"
+    note = f"{title[:1].upper()}{title[1:]} on each client's own test nodes; positive differences are improvements. "
+    note += f"The interval is {drawn}."
     if given:
         note += " What a client gives the others is how much better they are with it than without, on average."
     return [Table((*head, "gives the others") if given else head, rows, 2, "Does joining help?", note)]

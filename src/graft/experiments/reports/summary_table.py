@@ -62,7 +62,7 @@ def summarise(comparison: Comparison) -> SummaryTable:
     notes = [said_of_seeds(comparison), meaning]
     if any(cell.best for row in rows for cell in row):
         tested = any(len(cell) > 1 for cell in comparison.cells.values())
-        notes.append(f"bold: {'the best, and what cannot be told from it' if tested else 'the best of one run each'}.")
+        notes.append(f"Bold: {'the best, and what cannot be told from it' if tested else 'the best of one run each'}.")
     measured = "accuracy" if scores[0].heading == "own models" else "scores"
     return SummaryTable(
         f"Test {measured} in percent: {', '.join(shared_facts(comparison))}",
@@ -104,10 +104,10 @@ def score_columns(runs: Sequence[FinishedRun]) -> tuple[list[ScoreColumn], str]:
     first = asked[0] if asked else "accuracy"
     if asked:
         columns = [ScoreColumn(METRICS[name].title, name, "test") for name in dict.fromkeys((*asked, "accuracy"))]
-        meaning = "each client's own model, mean over clients;"
+        meaning = "Each client's own model, mean over clients;"
     else:
         columns = [ScoreColumn("own models", first, "test"), ScoreColumn("by nodes", first, "test_node_weighted")]
-        meaning = "own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;"
+        meaning = "Own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;"
     shared = ScoreColumn("global model", first, "test_global")
     if any(shared.of(run) is not None for run in runs):
         columns.append(shared)
@@ -115,7 +115,7 @@ def score_columns(runs: Sequence[FinishedRun]) -> tuple[list[ScoreColumn], str]:
     meaning += " all at the best validation round."
     if any("test_trained" in run.summary["accuracy"] for run in runs):
         columns.append(ScoreColumn("before mixing", first, "test_trained"))
-        meaning += " before mixing: own models of peers after training, before they take in others'."
+        meaning += " Before mixing: own models of peers after training, before they take in others'."
     return columns, meaning
 
 
@@ -139,8 +139,8 @@ def models_of(run: FinishedRun) -> str:
 def said_of_seeds(comparison: Comparison) -> str:
     seeds = sorted({len(cell) for cell in comparison.cells.values()})
     if seeds == [1]:
-        return "one run a row;"
-    return f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds;"
+        return "One run a row."
+    return f"Mean ± standard deviation over {' or '.join(map(str, seeds))} seeds."
 
 
 def said_of_other_fields(comparison: Comparison) -> list[str]:

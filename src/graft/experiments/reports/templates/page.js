@@ -85,10 +85,14 @@
 
   // A click on an entry of a legend hides its series, another one shows it again; entries wrap as there is room.
   const arrange = (width) => (vega) => {
+    for (const mark of vega.marks ?? []) { // Vega-Lite forgets that the datum of a nearest point lies one level deeper
+      const tooltip = mark.encode?.update?.isVoronoi && mark.encode.update.tooltip;
+      if (tooltip) tooltip.signal = tooltip.signal.replace(/(?<!\.)datum\[/g, "datum.datum[");
+    }
     for (const legend of vega.legends ?? []) {
       if (legend.type === "gradient" || !vega.signals?.some((signal) => signal.name === "hidden")) continue;
       const scale = vega.scales.find((entry) => entry.name === (legend.stroke ?? legend.fill));
-      const longest = Math.min(Math.max(40, ...scale.domain.map?.((name) => lengthOf(String(name))) ?? [40]), 260, width - 60);
+      const longest = Math.min(Math.max(40, ...scale.domain.map?.((name) => lengthOf(String(name))) ?? [40]), 260, width - 110);
       legend.columns = Math.max(1, Math.floor((width - 20) / (longest + 44)));
       legend.labelLimit = longest + 4;
       legend.encode = legend.encode ?? {};
