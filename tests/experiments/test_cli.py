@@ -214,6 +214,9 @@ QUICK = [
     (["run", "--out", "full"], 2, "exists already"),
     (["run", "absent.toml"], 2, "no experiment file"),
     (["resume", "nowhere"], 2, "nowhere"),
+    (["watch", "--help"], 0, "--interval"),
+    (["watch", "nowhere"], 2, "no folder nowhere"),
+    (["run", "--track", "sacred"], 2, "no tracker 'sacred'"),
     (["report", "nowhere"], 2, "no finished run"),
     (["check-method", "gone.py:Mine"], 2, "no file"),
 ]

@@ -82,15 +82,15 @@ class RunWatch:
     def look(self) -> None:
         """Reads what is new."""
         first = not self.state.round
+        self.status = self.run.status()  # before the rounds are read: of a run that is finished all of them are
         for anew, records in self.run.new_rounds():
             if anew:
                 self.state = self.fresh_state()
             for record in records:
                 # Only rounds that end while somebody watches tell how long one takes by the clock.
                 self.state.see(record, None if first else time.monotonic())
-        if self.state.round and not self.state.clients:
-            self.state.clients = self.run.names()
-        self.status = self.run.status()
+        if first and self.state.round:
+            self.state.clients = self.run.names()  # which are on record by now
         self.state.phase = self.phase()
 
     def phase(self) -> str:

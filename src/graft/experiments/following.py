@@ -101,10 +101,6 @@ class FollowedRun:
         names = prepared.get("names")
         return list(names) if isinstance(names, list) else list(range(self.experiment.clients))
 
-    def result(self) -> dict[str, Any]:
-        """Returns what result.json holds; nothing before the run is finished."""
-        return read_values(self.folder / RESULT)
-
     def status(self) -> str:
         """Returns whether the run is finished, running or stopped, as far as that can be seen from here."""
         if (self.folder / RESULT).exists():
