@@ -27,6 +27,7 @@ LEFT_OVER = {
     "a fence": r"```",
     "bold": r"\*\*\w",
     "an equation": r"\$\S[^$\n]*\$|arithmatex",
+    "a file's name in the place of a title": r">[\w/]+\.md</a>",
     "a link": r"\]\([^)]+\)|\]\[graft",
 }
 

@@ -34,6 +34,8 @@ from graft.fields import in_words, rules
 ROOT = Path(__file__).parents[1]
 FENCES = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+NAMED_LINK = re.compile(r"\[([\w/]+\.md)\]\(([^)\s#]+\.md)(#[^)\s]*)?\)")
+TITLE = re.compile(r"^# ([^{\n]+?) *(?:\{.*)?$", re.MULTILINE)
 API_ROW = re.compile(r"^\| `(\w+)` \|(?:.*\|)? (.+) \|$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".cff": "yaml", ".sh": "bash"}
 OF_FIELDS = ("Experiment", "ExperimentSettings")  # names whose fields have a page of their own
@@ -81,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Point links out of docs/ to the pages that stand for these files, and names of the API to their descriptions."""
     path = page.file.src_uri
     source = next((name for name in (*ROOT_PAGES, *notebooks()) if site_path(name) == path), f"docs/{path}")
-    markdown = with_site_links(markdown, source, path)
+    markdown = with_site_links(with_titles(markdown, source), source, path)
     if path == "api.md":
         markdown = re.sub(r"^\| `(\w+)` \|", r"| [`\1`][graft.\1] |", markdown, flags=re.MULTILINE)
     if path in LISTS:
@@ -150,6 +152,17 @@ def with_site_links(text: str, source: str, path: str) -> str:
         return f"{match[1]}{link}{match[3] or ''}{match[4]}"
 
     return "".join(LINK.sub(replaced, part) if is_text else part for is_text, part in outside_code(text))
+
+
+def with_titles(text: str, source: str) -> str:
+    """Returns a page in which links that are called by a file's name, as on GitHub, have the title of that page."""
+
+    def titled(match: re.Match[str]) -> str:
+        target = repository_path(source, match[2])
+        title = TITLE.search((ROOT / target).read_text(encoding="utf-8")) if target else None
+        return f"[{title[1]}]({match[2]}{match[3] or ''})" if title else match[0]
+
+    return "".join(NAMED_LINK.sub(titled, part) if is_text else part for is_text, part in outside_code(text))
 
 
 def page_of(path: str) -> str:
