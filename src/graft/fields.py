@@ -68,7 +68,7 @@ class Search:
         """As `graft tune --space name=` takes it: 0.001..1:log, or adam,sgd."""
         if self.low is None and self.high is None:
             return ",".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in self.choices)
-        low, high = ("" if end is None else f"{end:.10g}" for end in (self.low, self.high))
+        low, high = (f"{end:.10g}" if is_finite(end) else end for end in (self.low, self.high))
         return f"{low}..{high}{':log' if self.log else ''}"
 
 

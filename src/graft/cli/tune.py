@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -134,11 +135,13 @@ def tuning_progress(label: str) -> Iterator[Tell]:
     from graft.cli.many_view import ManyState, ManyView
 
     states = [ManyState(label, unit="trial", phase="validation nodes only")]
+    ended = [time.monotonic()]  # when something was over
 
     def see(message: dict[str, Any]) -> str:
         """Takes in a message; returns the line about it."""
         if "trial" not in message and len(states) == 1:
-            states.append(ManyState(label))
+            states.append(ManyState(label, begun=ended[-1]))
+        ended.append(time.monotonic())
         state = states[-1]
         if state.done == 0:
             state.done_before = message["done"] - 1  # those of an earlier call do not count for the pace
@@ -201,8 +204,8 @@ def tell_result(tuning: Tuning, folder: Path) -> None:
         with suppress(ImportError):  # without the packages of reports, the files and this table are enough
             tuning.report()
     out_console.print(result_table(tuning))
-    for label in tuning.experiments:
-        say(f"{label}: {values_of(tuning, label)}")
+    for label, entry in tuning.summary["methods"].items():
+        say(f"{label}: {values_of(entry)}; {fates_of(entry)}.")
     say(f"Chosen values, all trials and report.html: {folder}")
     if tuning.stopped:
         say("Stopped; the same command goes on from here.")
@@ -210,14 +213,20 @@ def tell_result(tuning: Tuning, folder: Path) -> None:
         raise typer.Exit(1)
 
 
-def values_of(tuning: Tuning, label: str) -> str:
+def values_of(entry: Mapping[str, Any]) -> str:
     """Returns the chosen values of a method, and whether they are those it would have had anyway."""
     from graft.experiments.tuning.tuning import spell_params
 
-    entry = tuning.summary["methods"][label]
-    if entry["best"]["trial"] == 0:
-        return f"no trial was better than what it has without tuning, {spell_params(entry['best']['params'])}"
-    return spell_params(entry["best"]["params"])
+    if entry["best"] is None:
+        return "no trial is complete, so nothing was chosen"
+    chosen = spell_params(entry["best"]["params"])
+    return chosen if entry["best"]["trial"] else f"no trial was better than the first, {chosen}"
+
+
+def fates_of(entry: Mapping[str, Any]) -> str:
+    """Returns how many trials were not complete."""
+    states = [row["state"] for row in entry["history"]]
+    return f"of {len(states)} trials {states.count('pruned')} were ended early and {states.count('failed')} failed"
 
 
 def result_table(tuning: Tuning) -> Table:
@@ -234,8 +243,6 @@ def result_table(tuning: Tuning) -> Table:
     for name in ("trials", "validation, default", "tuned", "test, default", "tuned", "gain"):
         table.add_column(name, justify="right")
     for label, entry in summary["methods"].items():
-        states = [row["state"] for row in entry["history"]]
-        counted = f"{len(states)} ({states.count('pruned')} ended early, {states.count('failed')} failed)"
         scores = [shown(metric, value) for kind in ("validation", "test") for value in gains(entry, kind)]
-        table.add_row(safe(label), counted, *scores, gain_on_test(metric, entry))
+        table.add_row(safe(label), str(len(entry["history"])), *scores, gain_on_test(metric, entry))
     return table

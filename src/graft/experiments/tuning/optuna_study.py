@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, Trial
+    from sqlalchemy import Engine
 
     from graft.experiments.tuning.trial import TrialOutcome
 
@@ -63,6 +64,7 @@ def open_storage(folder: Path | None) -> Iterator[BaseStorage | None]:
     path = folder / FILE
     try:
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        write_ahead(storage.engine)
     except (SQLAlchemyError, RuntimeError) as error:
         raise InputError(f"{path} is damaged, or not the trials of a tuning: {type(error).__name__}.") from error
     try:
@@ -72,6 +74,17 @@ def open_storage(folder: Path | None) -> Iterator[BaseStorage | None]:
     finally:
         storage.remove_session()
         storage.engine.dispose()
+
+
+def write_ahead(engine: Engine) -> None:
+    """Lets SQLite append what it is told and not wait for the disk each time: a trial has some dozens of entries. A
+    process that is killed loses none of them, a machine without power the last ones."""
+    from sqlalchemy import event
+
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=NORMAL"))
+    engine.dispose()
 
 
 class MethodStudy:
@@ -126,7 +139,14 @@ class MethodStudy:
             )
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self.study.tell(trial.number, state=TrialState.FAIL)
-            self.study.enqueue_trial(trial.params, user_attrs={NUMBER: trial.user_attrs.get(NUMBER, self.next_number)})
+            self._put_back(trial)
+
+    def _put_back(self, trial: FrozenTrial) -> None:
+        """Lets a trial that died be run again; one that died before all of its values were drawn is drawn anew."""
+        number = trial.user_attrs.get(NUMBER, self.next_number)
+        values = trial.system_attrs.get("fixed_params", trial.params)  # those of the queue, or those that were drawn
+        if set(values) == set(self.reachable if number == 0 else self.distributions):
+            self.study.enqueue_trial(values, user_attrs={NUMBER: number})
 
     @property
     def reachable(self) -> dict[str, Any]:

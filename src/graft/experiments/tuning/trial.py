@@ -12,7 +12,7 @@ import numpy as np
 
 from graft.data.federation import FederationData
 from graft.data.graphs import Graph
-from graft.errors import InputError, RunError
+from graft.errors import InputError
 from graft.experiments.callbacks import Callback
 from graft.experiments.experiment import Experiment, data_settings
 from graft.experiments.given import Given
@@ -137,7 +137,7 @@ def run_trial(order: TrialOrder, data: HiddenTests, prunes: Prunes) -> TrialOutc
             finally:
                 rounds += watch.round
             if watch.best is None:
-                raise RunError("There are no validation nodes to choose by.")
+                raise InputError("No client has validation nodes, so there is nothing to choose values by.")
             scores = [*scores, watch.best]
         except Pruned:
             scores = [*scores, *([] if watch.best is None else [watch.best])]

@@ -1,0 +1,98 @@
+"""The trials of all methods of a tuning: who is next, what is told of each, and which was best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graft.errors import InputError
+from graft.experiments.many_runs import Report
+from graft.experiments.tuning.design import Design
+from graft.experiments.tuning.optuna_study import MethodStudy
+from graft.experiments.tuning.space import with_values
+from graft.experiments.tuning.subject import Subject
+from graft.experiments.tuning.trial import TrialOrder, TrialOutcome
+from graft.experiments.tuning.workers import run_trials
+
+
+@dataclass
+class Trials:
+    """The trials of all methods, in turn, so that all have had as many whenever they end."""
+
+    design: Design
+    subjects: Mapping[str, Subject]
+    studies: Mapping[str, MethodStudy]
+    report: Report
+    timeout: float | None = None
+    begun: float = field(default_factory=time.monotonic)
+    last_reason: str = ""
+    short: bool = False  # whether the time was over before the trials were
+
+    def run(self, jobs: int) -> bool:
+        """Runs the trials that are left; returns whether Ctrl-C ended them."""
+        try:
+            run_trials(self.orders(), self.hear, self.end, jobs)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def orders(self) -> Iterator[TrialOrder]:
+        """Asks for the next trial whenever there is room for one; when the time is over, of no method more than of
+        another."""
+        started = {label: len(study.history) for label, study in self.studies.items()}
+        while True:
+            label = min(started, key=lambda name: started[name])
+            if started[label] >= self.design.trials:
+                return
+            if (
+                self.timeout is not None
+                and time.monotonic() - self.begun > self.timeout
+                and len(set(started.values())) == 1
+            ):
+                self.short = True
+                return
+            started[label] += 1
+            number, values = self.studies[label].ask()
+            variant = with_values(self.subjects[label].candidate.variant, values if number else {})
+            yield TrialOrder(label, number, variant, tuple(self.design.seeds))
+
+    def hear(self, order: TrialOrder, rounds: int, score: float) -> bool:
+        return self.studies[order.method].hear(order.number, rounds, score)
+
+    def end(self, order: TrialOrder, outcome: TrialOutcome) -> None:
+        """Puts a trial on record and tells of it; what a person has to change ends the tuning where the defaults
+        already fail of it."""
+        if outcome.bad_input and order.number == 0:
+            raise InputError(outcome.reason)
+        study = self.studies[order.method]
+        study.end(order.number, outcome)
+        self.last_reason = outcome.reason or self.last_reason
+        history = study.history
+        best = best_of(history, study.higher)
+        self.report(
+            {
+                "method": order.method,
+                "metric": self.subjects[order.method].metric,
+                "trial": order.number,
+                "state": outcome.state,
+                "validation": outcome.validation,
+                "best": best and best["validation"],
+                "best_trial": best and best["trial"],
+                "params": next(row["params"] for row in history if row["trial"] == order.number),
+                "reason": outcome.reason,
+                "seconds": outcome.seconds,
+                "done": sum(len(entry.history) for entry in self.studies.values()),
+                "total": self.design.trials * len(self.studies),
+            }
+        )
+
+
+def best_of(history: Sequence[Mapping[str, Any]], higher: bool) -> dict[str, Any] | None:
+    """Returns the best complete trial, of equal ones the first, so that nothing is chosen which gains nothing."""
+    complete = [dict(row) for row in history if row["state"] == "complete"]
+    if not complete:
+        return None
+    best: Callable[..., dict[str, Any]] = max if higher else min
+    return best(complete, key=lambda row: row["validation"])
