@@ -75,7 +75,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         shown |= set(outside)
         pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")] + sorted(shown)
         linked = [target for page in pages if page.endswith(".md") for target in linked_files(page)]
-        outside = [name for name in linked if not name.startswith("docs/") and name not in shown]
+        outside = [name for name in linked if not name.startswith("docs/") and name not in {*shown, START}]
     return files
 
 
@@ -95,7 +95,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 # Files of the repository.
 
-ROOT_PAGES = tuple(path.name for path in sorted(ROOT.glob("*.md")))
+START = "README.md"  # the site has a first page of its own
+ROOT_PAGES = tuple(path.name for path in sorted(ROOT.glob("*.md")) if path.name != START)
 
 
 def notebooks() -> list[str]:
@@ -106,7 +107,7 @@ def site_path(path: str) -> str:
     """Returns where the site has a file of the repository."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    if path == "README.md":
+    if path == START:
         return "index.md"
     if path in ROOT_PAGES:
         return path.lower()
@@ -265,13 +266,8 @@ def list_settings() -> str:
     hints, bounds = get_type_hints(Experiment, include_extras=True), rules(Experiment)
     for field in fields(Experiment):
         if field.name in GROUPS:
-            lines += [
-                "",
-                f"## {GROUPS[field.name]}",
-                "",
-                "| setting | type | default | meaning |",
-                "| --- | --- | --- | --- |",
-            ]
+            lines += ["", f"## {GROUPS[field.name]}", "", "| setting | type | default | meaning |"]
+            lines += ["| --- | --- | --- | --- |"]
         kind, *notes = get_args(hints[field.name])
         meaning = next(note.documentation for note in notes if isinstance(note, Doc))
         rule = bounds.get(field.name)
@@ -313,8 +309,6 @@ LISTS = {
 def method_pages() -> list[Any]:
     """Returns the pages of docs/methods, in the order and the groups of its index."""
     folder = ROOT / "docs" / "methods"
-    if not (folder / "index.md").is_file():
-        return [f"methods/{path.name}" for path in sorted(folder.glob("*.md"))]
     parts = re.split(r"^## (.+)$", (folder / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     entries: list[Any] = ["methods/index.md"]
     listed = {"methods/index.md"}
