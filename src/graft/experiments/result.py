@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from graft.errors import InputError
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
     from graft.federation.metrics import Predictions as ScoredNodes
 
 SHOWN = 50  # clients in the table of a notebook
+TABLE = """<p>{{ headline }}</p>
+<table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody></table>
+{% if more %}<p>and {{ more }} more clients</p>{% endif %}"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,18 +91,24 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Returns a headline and a table of the clients, for notebooks."""
+        from jinja2 import Template
+
         rows = self.summary["per_client"]
         names = ("client", "model", "nodes", "edges", "validation", "test")
         metrics = [name for name in self.metrics if name != "accuracy"]
-        head = "".join(f"<th>{name}</th>" for name in (*names, *(f"test {METRICS[name].title}" for name in metrics)))
-        body = ""
-        for row in rows[:SHOWN]:
-            values = [format_metric(name, row["metrics"][name]["test"], missing="-") for name in metrics]
-            cells = "".join(f"<td>{escape(cell)}</td>" for cell in (*(shown(row[name]) for name in names), *values))
-            body += f"<tr>{cells}</tr>"
-        more = f"<p>and {len(rows) - SHOWN} more clients</p>" if len(rows) > SHOWN else ""
-        headline = escape(printable(", ".join(self._headline())))
-        return f"<p>{headline}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        html: str = Template(TABLE, autoescape=True).render(
+            headline=printable(", ".join(self._headline())),
+            head=(*names, *(f"test {METRICS[name].title}" for name in metrics)),
+            rows=[
+                [
+                    *(shown(row[name]) for name in names),
+                    *(format_metric(name, row["metrics"][name]["test"], missing="-") for name in metrics),
+                ]
+                for row in rows[:SHOWN]
+            ],
+            more=max(len(rows) - SHOWN, 0),
+        )
+        return html
 
     def _headline(self) -> list[str]:
         summary = self.summary

@@ -50,10 +50,9 @@ def comparison_page(comparison: Comparison, title: str = "", tuning: TuningRecor
     ]
     seeds = sorted({run.seed for run in comparison.runs})
     counted = [
-        f"{len(comparison.rows)} rows" if len(comparison.rows) > 1 else comparison.rows[0],
+        f"{len(comparison.runs)} runs: {len(comparison.rows)} row{'s' if len(comparison.rows) > 1 else ''}",
         f"{len(comparison.columns)} data" if len(comparison.columns) > 1 else comparison.columns[0],
-        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
-        f"{len(comparison.runs)} runs",
+        said_of_seeds(seeds),
     ]
     found = said_of_comparison(comparison)
     if tuning is not None:
@@ -66,6 +65,13 @@ def comparison_page(comparison: Comparison, title: str = "", tuning: TuningRecor
         warnings=warnings_of(comparison),
         sections=sections,
     )
+
+
+def said_of_seeds(seeds: Sequence[int]) -> str:
+    """Returns the seeds in a few words."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds], 12)}"
 
 
 def title_of(comparison: Comparison) -> str:

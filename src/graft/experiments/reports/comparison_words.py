@@ -8,13 +8,16 @@ from typing import NamedTuple
 from graft.errors import InputError
 from graft.experiments.comparison.comparison import Comparison
 from graft.experiments.comparison.differences import (
+    Difference,
+    Family,
     best_rows,
+    compare_with,
     competitors,
-    difference_of,
+    correct,
     pair_scores,
     rank_rows,
 )
-from graft.experiments.comparison.statistics import ALPHA, PairedDifference
+from graft.experiments.comparison.statistics import ALPHA
 from graft.experiments.reports.summary_table import mean_std
 from graft.federation.metric_names import METRICS, format_difference
 
@@ -118,39 +121,37 @@ def points(comparison: Comparison, value: float) -> str:
 
 def said_of_next(comparison: Comparison, first: Leader, column: str) -> str:
     """Returns whether the best row can be told from the next one, and how many others it cannot be told from."""
-    paired = paired_rows(comparison, first.row, str(first.next), column)
-    if paired is None or paired.p is None:
+    others = [row for row in competitors(comparison) if row != first.row]
+    family: Family = {(row, column): pair_scores(comparison, first.row, row, column) for row in others}
+    tested = {entry.row: entry for entry in correct(family, comparison.metric)}
+    following = tested.get(str(first.next))
+    if following is None or following.corrected_p is None:
         return "With no two pairs of seeds, nothing can be tested: run more seeds (--seeds 5)."
     alike = best_rows(comparison, column) - {first.row}
-    ranged = said_of_interval(comparison, paired)
+    ranged = said_of_interval(following, comparison.metric)
     if not alike:
         return f"It can be told from all others; from {first.next} the difference is {ranged}."
     if first.next in alike:
-        others = f", nor from {len(alike) - 1} more" if len(alike) > 1 else ""
-        return f"It cannot be told from {first.next}{others}: the difference is {ranged}."
+        more = f", nor from {len(alike) - 1} more" if len(alike) > 1 else ""
+        return f"It cannot be told from {first.next}{more}: the difference is {ranged}."
     return f"It cannot be told from {', '.join(sorted(alike))}."
 
 
 def said_of_alone(comparison: Comparison, row: str, alone: str, column: str) -> str:
     """Returns whether a row can be told from training alone."""
-    paired = paired_rows(comparison, row, alone, column)
-    if paired is None:
+    entries = [entry for entry in compare_with(comparison, alone) if (entry.row, entry.column) == (row, column)]
+    if not entries:
         return "No run of it has a run of training alone on the same data beside it."
-    verb = "above" if paired.mean >= 0 else "below"
-    words = f"It is {points(comparison, abs(paired.mean))} {verb} training alone"
-    if paired.p is None:
+    entry = entries[0]
+    verb = "above" if entry.paired.mean >= 0 else "below"
+    words = f"It is {points(comparison, abs(entry.paired.mean))} {verb} training alone"
+    if entry.corrected_p is None:
         return f"{words}, in one pair of runs."
-    clear = "a clear difference" if paired.p < ALPHA else "which is not a clear difference"
-    return f"{words}, {clear} ({said_of_interval(comparison, paired)})."
+    clear = "a clear difference" if entry.significant else "which is not a clear difference"
+    return f"{words}, {clear} ({said_of_interval(entry, comparison.metric)})."
 
 
-def paired_rows(comparison: Comparison, row: str, other: str, column: str) -> PairedDifference | None:
-    """Returns how much better a row is than another, over the seeds that both have; None where there are none."""
-    pairs = pair_scores(comparison, row, other, column)
-    return difference_of(pairs, sign_of(comparison), 1) if pairs else None
-
-
-def said_of_interval(comparison: Comparison, paired: PairedDifference) -> str:
-    ends = " to ".join(format_difference(comparison.metric, end, "-") for end in (paired.low, paired.high))
-    p_value = f", p = {paired.p:.2g}" if paired.p is not None else ""
-    return f"{ends} with 95 % confidence{p_value}, {paired.test}"
+def said_of_interval(entry: Difference, metric: str) -> str:
+    """Returns the interval of a difference and its p-value, as the tables have them."""
+    ends = " to ".join(format_difference(metric, end, "-") for end in (entry.paired.low, entry.paired.high))
+    return f"{ends} with 95 % confidence, p = {entry.corrected_p:.2g}, {entry.paired.test}"
