@@ -441,6 +441,13 @@ def test_command_refuses_in_one_sentence(words, reason):
     assert "Traceback" not in printed.output
 
 
+def test_command_says_what_is_missing_without_optuna(monkeypatch):
+    monkeypatch.setattr("graft.experiments.tuning.optuna_study.find_spec", lambda _: None)
+    printed = graft_tune("fedprox")
+    assert printed.exit_code == 2
+    assert "A tuning needs Optuna: pip install optuna." in printed.output
+
+
 def test_data_that_are_not_there_end_the_tuning_and_can_be_put_there(tmp_path):
     missing = Path(tmp_path / "later.npz")
     with pytest.raises(InputError, match=r"later\.npz"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from graft.data.federation import FederationData
 from graft.data.graphs import Graph
@@ -150,6 +151,7 @@ def run_trial(order: TrialOrder, data: HiddenTests, prunes: Prunes) -> TrialOutc
 def run_hidden(experiment: Experiment, given: Given, data: HiddenTests, watch: ValidationWatch) -> None:
     """Runs an experiment on data whose test labels are hidden."""
     federation = data.federation(experiment, given.dataset)
+    experiment = replace(experiment, threads=experiment.threads or torch.get_num_threads())  # the same for all trials
     result = run_experiment(experiment, callbacks=[watch], given=replace(given, federation=federation))
     if not result.finished:  # by Ctrl-C
         raise KeyboardInterrupt

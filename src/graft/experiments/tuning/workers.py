@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graft.engines.threads import cores
+from graft.engines.threads import choose_threads, cores, read_cpu_usage, use_threads
 from graft.experiments.many_runs import apart_from_main, exit_with_parent
 from graft.experiments.tuning.trial import HiddenTests, TrialOrder, TrialOutcome, run_trial
 
@@ -29,8 +29,9 @@ def run_trials(orders: Iterator[TrialOrder], hears: Hears, ends: Ends, jobs: int
         run_in_processes(orders, hears, ends, jobs)
         return
     data = HiddenTests()
-    for order in orders:
-        ends(order, run_trial(order, data, partial(hears, order)))
+    with use_threads(choose_threads(0, read_cpu_usage())):
+        for order in orders:
+            ends(order, run_trial(order, data, partial(hears, order)))
 
 
 @dataclass(frozen=True)
