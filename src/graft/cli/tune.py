@@ -206,7 +206,8 @@ def tell_result(tuning: Tuning, folder: Path) -> None:
     out_console.print(result_table(tuning))
     for label, entry in tuning.summary["methods"].items():
         say(f"{label}: {values_of(entry)}; {fates_of(entry)}.")
-    say(f"Chosen values, all trials and report.html: {folder}")
+    page = " and report.html" if (folder / "report.html").is_file() else ""
+    say(f"Chosen values, all trials{page}: {folder}")
     if tuning.stopped:
         say("Stopped; the same command goes on from here.")
     if tuning.stopped or tuning.failures:
