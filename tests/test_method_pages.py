@@ -132,9 +132,9 @@ def test_steps_that_send_are_among_the_messages(name):
     assert {step for step in steps if f"`{step}`" not in by_hand} == set()
 
 
-def test_a_step_that_is_inherited_and_never_asked_sends_nothing():
+def test_a_declaration_that_a_method_takes_back_is_not_among_its_messages():
     assert {field.partition("/")[0] for field in messages(METHODS["gossip"])} == {"cut", "pull"}
-    assert "share/model" in messages(METHODS["dpsgd"])
+    assert "share/model" in messages(METHODS["pens"])
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -145,9 +145,7 @@ def test_a_round_sends_what_the_page_says(name):
     fields = {sent.field for sent in round_trip.sent}
     assert {field for field in fields if covering(general, field) is None and covering(table, field) is None} == set()
     always = {field for field, reveals in table.items() if not reveals.when}
-    # FedOMD asks the step `train` of FedAvg only without moments, as its page says.
-    unsent = {"train/model", "train/weight"} if name.startswith("fedomd") else set()
-    assert always - {covering(table, field) for field in fields} == unsent
+    assert always - {covering(table, field) for field in fields} == set()
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)

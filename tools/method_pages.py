@@ -13,13 +13,13 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.federation.method import Method
 from graft.federation.peers import PeerMethod
-from graft.federation.plug import Plug, takes_plugs
+from graft.federation.plug import takes_plugs
 from graft.federation.reveals import Reveals, declared
 from graft.field_docs import FieldDoc, describe_field
 from graft.methods import METHODS, PLUGS
@@ -57,20 +57,7 @@ def audience(kind: type[Method]) -> Audience:
 def messages(kind: type[Method]) -> dict[str, Reveals]:
     """Returns what leaves a client in the rounds of a method; scores, which leave with every method, are left out."""
     general = {**declared(Method), **scores_of_peers()}
-    asked = asked_steps(kind)
-    return {
-        field: reveals
-        for field, reveals in declared(kind).items()
-        if field not in general and field.partition("/")[0] in asked
-    }
-
-
-@cache
-def asked_steps(kind: type[Method]) -> set[str]:
-    """Returns the names that the classes of a method mention as `self.name`: a step that is inherited but never asked,
-    as `share` of peers that send something else, is not among them."""
-    own = [base for base in kind.__mro__ if issubclass(base, Method) and base not in (Method, PeerMethod, Plug)]
-    return {name for base in own for name in re.findall(r"\bself\.(\w+)", inspect.getsource(base))}
+    return {field: reveals for field, reveals in declared(kind).items() if field not in general}
 
 
 def scores_of_peers() -> dict[str, Reveals]:
@@ -85,10 +72,10 @@ def main_name(name: str, table: Registry[Any]) -> str | None:
 
 
 def summary(table: Registry[Any], name: str) -> str:
-    """Returns the first paragraph of the docstring, in one line."""
+    """Returns the first sentence of the docstring, in one line."""
     source = table.source(name)
     assert source is not None
-    return " ".join(source.doc.strip().partition("\n\n")[0].split())
+    return source.summary
 
 
 def fields_of(table: Registry[Any], name: str) -> dict[str, FieldDoc]:

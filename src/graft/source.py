@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+
+# A full stop after a single letter, as in "e.g." or "J. Smith", ends no sentence.
+END_OF_SENTENCE = re.compile(r"""(?<!\b[A-Za-z])[.!?](?=\s+[A-Z`"'])|\n\s*\n""")
 
 
 class SourceError(Exception):
@@ -36,8 +40,21 @@ class ClassSource:
 
     @property
     def summary(self) -> str:
-        """Returns the first line of its docstring."""
-        return (self.doc.strip().splitlines() or [""])[0]
+        """Returns the first sentence of its docstring, in one line."""
+        return split_summary(self.doc)[0]
+
+    @property
+    def details(self) -> str:
+        """Returns what follows the first sentence of its docstring."""
+        return split_summary(self.doc)[1]
+
+
+def split_summary(doc: str) -> tuple[str, str]:
+    """Returns the first sentence of a docstring in one line, and what follows it; a paragraph ends a sentence too."""
+    doc = doc.strip()
+    end = END_OF_SENTENCE.search(doc)
+    split = end.end() if end else len(doc)
+    return " ".join(doc[:split].split()), doc[split:].strip()
 
 
 def read_class(module: str | Path, name: str) -> ClassSource | None:

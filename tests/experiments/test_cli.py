@@ -258,7 +258,7 @@ def test_a_list_describes_an_entry_with_its_paper_bounds_and_meaning():
     page = " ".join(call("list", "methods", "fedprox").split())
     assert "FedAvg with a pull towards the model that was received." in page
     assert "Federated optimization in heterogeneous networks" in page
-    assert "mu = 0.001 (float, at least 0) strength of the pull; 0 is FedAvg" in page
+    assert "mu = 0.001 (float, at least 0, searched 0.0001..1:log) strength of the pull; 0 is FedAvg" in page
     assert "Settings" not in call("list", "methods", "fedavg")
 
 

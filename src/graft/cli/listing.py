@@ -14,6 +14,7 @@ from graft.field_docs import describe_field
 from graft.methods import METHODS, PLUGS
 from graft.models import FAMILIES, MODELS
 from graft.registry import Registry, close_to
+from graft.source import split_summary
 
 TABLES: dict[str, Registry[Any]] = {
     "methods": METHODS,
@@ -64,7 +65,7 @@ def summaries_of(what: str) -> dict[str, str]:
 def summary_of(table: Registry[Any], name: str) -> str:
     source = table.source(name)
     if source is None and name in table.added:
-        return (table[name].__doc__ or "").strip().partition("\n")[0]
+        return split_summary(table[name].__doc__ or "")[0]
     return source.summary if source else ""
 
 
@@ -76,7 +77,7 @@ def describe(table: Registry[Any], name: str) -> None:
         say(f"{name}: its source cannot be read.")
         return
     say(f"{name}: {source.summary}")
-    for text in ("\n".join(source.doc.splitlines()[1:]).strip(), source.module_doc.strip()):
+    for text in (source.details, source.module_doc.strip()):
         if text:
             say(f"\n{text}")
     fields = [describe_field(field, entry) for field, entry in source.fields.items()]

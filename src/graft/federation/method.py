@@ -87,8 +87,9 @@ class Method:
     # Whether whole rounds can be captured on a GPU: from the second one on a round reads no value back, and all that it
     # changes are tensors of `state` on the device.
     capturable: ClassVar[bool] = False
-    # What leaves a client, as "step/field": see `graft.federation.reveals`; declarations of base classes count, too.
-    reveals: ClassVar[Mapping[str, Reveals]] = {
+    # What leaves a client, as "step/field": see `graft.federation.reveals`; declarations of base classes count, too,
+    # unless None takes them back.
+    reveals: ClassVar[Mapping[str, Reveals | None]] = {
         "score/correct": SCORES,
         "score_shared/correct": SCORES,
         **measures("measure"),

@@ -61,10 +61,11 @@ RANDOM_LINKS = Reveals("the peers that it wants to hear, drawn at random", ())
 
 
 def declared(method: Any) -> dict[str, Reveals]:
-    """Returns all declarations of a method, or of its class, those of base classes included."""
+    """Returns all declarations of a method, or of its class, those of base classes included; None takes one back."""
     kind = method if isinstance(method, type) else type(method)
-    tables: list[Mapping[str, Reveals]] = [vars(base).get("reveals", {}) for base in reversed(kind.__mro__)]
-    return {field: reveals for table in tables for field, reveals in table.items()}
+    tables: list[Mapping[str, Reveals | None]] = [vars(base).get("reveals", {}) for base in reversed(kind.__mro__)]
+    merged = {field: reveals for table in tables for field, reveals in table.items()}
+    return {field: reveals for field, reveals in merged.items() if reveals is not None}
 
 
 def covering(table: Mapping[str, Reveals], field: str) -> str | None:

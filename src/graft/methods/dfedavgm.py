@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graft.federation.method import step
 from graft.federation.peers import PeerMethod, Peers, mix_models
-from graft.federation.reveals import Reveals
+from graft.federation.reveals import MODEL, Reveals
 from graft.federation.topologies import Topology
 from graft.fields import Search
 from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree, unsqueeze_to
@@ -31,13 +31,14 @@ class DFedAvgM(PeerMethod):
     """
 
     reveals: ClassVar = {
+        "share/model": replace(MODEL, when="if bits is 0"),
         "share_move/steps": Reveals("quantised update of the peer's model", model=True, when="if bits is not 0"),
         "share_move/size": Reveals("size of a quantisation step of that update", when="if bits is not 0"),
     }
 
     momentum: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.95)] = 0.9  # theta: momentum of SGD
-    bits: Literal[0, 8, 16] = 0  # of every quantised number; 0: models are sent as they are
-    rounding: Literal["nearest", "stochastic"] = "nearest"  # of quantised numbers; stochastic is unbiased
+    bits: Literal[0, 8, 16] = 0  # bits of a number in quantised updates; 0: models are sent as they are
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # how updates are quantised; stochastic is unbiased
 
     def round(self, peers: Peers) -> None:  # type: ignore[override]
         links = Topology("random-undirected", mixing="metropolis")

@@ -25,7 +25,10 @@ MUTUAL = Topology("random-undirected", mixing="metropolis")
 class DPSGD(PeerMethod):
     """Peers train and mix with their neighbours by weights that preserve the mean over all peers."""
 
-    reveals: ClassVar = {"share_untrained/model": replace(MODEL, when="if mode is original")}
+    reveals: ClassVar = {
+        "share/model": replace(MODEL, when="if mode is not original"),
+        "share_untrained/model": replace(MODEL, when="if mode is original"),
+    }
 
     # fl: train, then mix. dispfl: take a plain mean, then train, as the code of Dis-PFL does. original: compute a
     # gradient, mix, and then take one step of SGD.

@@ -51,7 +51,7 @@ class FedDC(FedAvg):
     # SCAFFOLD's correction of every gradient. It takes local steps for gradients, which they are with SGD alone: "auto"
     # leaves it out with Adam, where zeros travel in its place; "off" sends nothing.
     correction: Literal["auto", "on", "off"] = "auto"
-    drift: bool = True  # off: the drifts stay zero
+    drift: bool = True  # whether clients accumulate drifts; off: they stay zero
     average: Average = "uniform"  # every client counts alike, or by its vote (weight_by)
 
     def start_server(self, server: Server) -> None:

@@ -29,10 +29,10 @@ class FedDual(PeerMethod):
     noise reduction by private set intersection is left out: report this as pair-wise gossip.
     """
 
-    reveals: ClassVar = {"show/model": MODEL, "show/vote": VOTE}
+    reveals: ClassVar = {"share/model": None, "show/model": MODEL, "show/vote": VOTE}
 
     hierarchical: bool = False  # whether merged pairs merge further within a round, until all have met
-    noise: Literal["none", "gaussian", "laplace"] = "none"  # added to an update before anybody receives it
+    noise: Literal["none", "gaussian", "laplace"] = "none"  # noise added to an update before anybody receives it
     clip: Annotated[float, Gt(0)] = 1.0  # c: with noise, the largest norm of an update
     epsilon: Annotated[float, Gt(0), Le(math.inf)] = 1.0  # with noise, its scale is clip / epsilon
 

@@ -38,11 +38,11 @@ class FedGTA(Method):
     }
 
     propagation_steps: Annotated[int, Ge(0), Search(1, 10)] = 5  # k: how often predictions are propagated
-    # Share of the neighbours in each step, beside the node itself.
+    # Share of the neighbours in a propagated prediction, beside the node's own.
     propagation: Annotated[float, Ge(0), Le(1), Search(0.1, 0.9)] = 0.5
     # Softens predictions before their confidence is measured.
     temperature: Annotated[float, Gt(0), Search(1.0, 50.0, log=True)] = 20.0
-    # Of the predictions of each class; hybrid is both.
+    # Which moments of each class's predictions are compared; hybrid: raw and central ones.
     moments: Annotated[Literal["hybrid", "raw", "central"], Search(choices=("hybrid", "raw"))] = "hybrid"
     orders: Annotated[int, Ge(1), Search(2, 20)] = 10  # the moments of order 1 to this one are compared
     threshold: Annotated[float, Search(0.3, 0.99)] = 0.5  # epsilon: clients mix whose moments have a cosine above it

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from graft.models.architecture import Model
 
 SMALLEST_SPAN = 1e-6  # of hidden features: a layer that is the same for all nodes must not be divided by zero
+WITHOUT_MOMENTS = "if beta is 0"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class FedOMD(FedAvg):
         "match/model": MODEL,
         "match/weight": VOTE,
         "match/discrepancy": Reveals("distance of its moments to those of all clients", ("features", "edges")),
+        "train/model": replace(MODEL, when=WITHOUT_MOMENTS),
+        "train/weight": replace(VOTE, when=WITHOUT_MOMENTS),
     }
 
     # Weight of the pull of the layers towards orthogonal matrices.
@@ -61,8 +64,9 @@ class FedOMD(FedAvg):
     # Weight of the discrepancy; 0: none, and only weights are sent.
     beta: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 0.1
     order: Annotated[int, Ge(2)] = 5  # highest central moment that is matched, beside the mean and all from 2 on
-    span_from: Literal["global", "fixed"] = "global"  # b - a: per layer over all clients, or the number in span
-    span: Annotated[float, Gt(0)] = 1.0  # b - a where it is fixed
+    # The unit of moments, b - a: the range of hidden features over all clients by layer, or the number in span.
+    span_from: Literal["global", "fixed"] = "global"
+    span: Annotated[float, Gt(0)] = 1.0  # b - a if span_from is fixed
     orthogonal: bool = True  # off: plain graph convolutions in place of the orthogonal ones, and no pull by alpha
     newton_steps: Annotated[int, Ge(0)] = 4  # Newton iterations towards the nearest orthogonal matrix
     # Share of the trained matrix in the one that is made orthogonal; the rest is the identity.

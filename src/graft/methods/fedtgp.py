@@ -32,8 +32,9 @@ class FedTGP(PrototypeMethod):
     margin_cap: Annotated[float, Ge(0), Le(math.inf)] = 100.0  # tau: the largest margin; inf: no cap
     # S: full-batch steps of Adam on the server in a round.
     server_epochs: Annotated[int, Ge(0), Search(10, 100, log=True)] = 100
-    server_learning_rate: Annotated[float, Gt(0), Search(1e-3, 0.1, log=True)] = 0.01  # of these steps
-    hidden: Annotated[int, Ge(0)] = 0  # width of the generator's hidden layer; 0: as wide as the embeddings
+    # Learning rate of Adam on the server.
+    server_learning_rate: Annotated[float, Gt(0), Search(1e-3, 0.1, log=True)] = 0.01
+    hidden: Annotated[int, Ge(0)] = 0  # hidden width of the network that makes prototypes; 0: that of embeddings
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)

@@ -38,11 +38,11 @@ class FML(Method):
     # Share of the labels in the meme's loss, beside distillation.
     beta: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
     meme: str = "gcn"  # architecture of the model that is sent
-    # Softens the predictions of both where they are compared.
+    # Softens the predictions of local model and meme where they are compared.
     temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
-    # Where they are compared: on training nodes, or on all nodes of the client.
+    # Where local model and meme are compared: on training nodes, or on all nodes of the client.
     kd_nodes: Annotated[Nodes, Search(choices=("train", "all"))] = "train"
-    weighting: Literal["uniform", "by_weight"] = "uniform"  # all memes alike, or by the experiment's weight_by
+    weighting: Literal["uniform", "by_weight"] = "uniform"  # memes count alike, or by the experiment's weight_by
 
     def start_server(self, server: Server) -> None:
         server.state.meme = server.initial(server.architecture(self.meme))

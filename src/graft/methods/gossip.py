@@ -29,7 +29,7 @@ class Gossip(PeerMethod):
     not exchanged.
     """
 
-    reveals: ClassVar = {"cut/segments": MODEL, "cut/vote": VOTE, "pull/links": RANDOM_LINKS}
+    reveals: ClassVar = {"share/model": None, "cut/segments": MODEL, "cut/vote": VOTE, "pull/links": RANDOM_LINKS}
 
     segments: Annotated[int, Ge(1), Search(1, 20, log=True)] = 10  # S: number of segments of a model
     sources: Annotated[int, Ge(0)] = 2  # R: from how many peers a segment is pulled; 0 is local training

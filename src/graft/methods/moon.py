@@ -29,7 +29,7 @@ class MOON(FedAvg):
     """
 
     mu: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 1.0  # weight of the contrast; 0 is FedAvg
-    temperature: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 0.5  # tau: divides the cosines
+    temperature: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 0.5  # tau: divides the cosines of embeddings
     nodes: Nodes = "all"  # whose embeddings are contrasted: those of all nodes, or of the training nodes
 
     def start_client(self, fleet: Fleet) -> None:

@@ -32,6 +32,7 @@ class OSGP(PeerMethod):
     """
 
     reveals: ClassVar = {
+        "share/model": None,
         "push/sum": Reveals("sum of shares of models, its own trained one among them", model=True),
         "push/mass": Reveals("sum of the same shares of the number 1", ()),
     }

@@ -55,16 +55,19 @@ class DFedSST(PeerMethod):
     }
 
     k_topo: Annotated[int, Ge(1), Search(1, 20, log=True)] = 10  # rounds between two choices of whom to hear
-    include_self: bool = True  # the own model counts in the mean; off is the paper's formula to the letter
+    include_self: bool = True  # whether the own model counts in the mean; off is the paper's formula to the letter
     search: Annotated[int, Ge(0)] = 4  # points between own model and mean tried on validation nodes; 0: take the mean
-    min_share: Annotated[float, Ge(0)] = 0.5  # of all peers that is heard at least
-    labels: LabelSource = "mixed"  # true on training nodes, else predicted; on training nodes alone; or all true
-    disconnected: Disconnected = "penalty"  # nodes no path joins: the longest distance plus 1, left out, or distance 0
+    min_share: Annotated[float, Ge(0)] = 0.5  # smallest share of all peers that a peer hears
+    # Classes of nodes: true on training nodes and else predicted, true on training nodes alone, or true on all.
+    labels: LabelSource = "mixed"
+    # Distance of nodes that no path joins: the longest one plus 1, left out, or 0.
+    disconnected: Disconnected = "penalty"
     degree: Literal["adaptive", "half"] = "adaptive"  # how many peers are heard; half of all is an ablation
-    similar_by: Literal["cse", "features"] = "cse"  # what is compared; mean features are an ablation
-    select: Literal["similar", "random"] = "similar"  # who is heard; at random is an ablation
-    exact_up_to: Annotated[int, Ge(0)] = EXACT_UP_TO  # nodes of a graph that is searched from all nodes; else a sample
-    sources: Annotated[int, Ge(1)] = SOURCES  # nodes of each class in that sample
+    similar_by: Literal["cse", "features"] = "cse"  # what peers compare; mean features are an ablation
+    select: Literal["similar", "random"] = "similar"  # which peers are heard; random is an ablation
+    # Number of nodes up to which distances from all nodes are computed; in larger graphs from a sample.
+    exact_up_to: Annotated[int, Ge(0)] = EXACT_UP_TO
+    sources: Annotated[int, Ge(1)] = SOURCES  # nodes of each class from which distances are computed in larger graphs
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)

@@ -35,6 +35,7 @@ class DisPFL(PeerMethod):
     """
 
     reveals: ClassVar = {
+        "share/model": None,
         "send/dense": MODEL,
         "send/active": MODEL,
         "send/bits": Reveals("which weights its mask selects: at random at first, then the largest trained ones"),
@@ -45,7 +46,7 @@ class DisPFL(PeerMethod):
     drop: Annotated[float, Ge(0), Le(1), Search(0.1, 0.9)] = 0.5
     # How much denser small matrices are than large ones; 0: all alike.
     erk_power: Annotated[float, Ge(0), Search(0.0, 1.0)] = 1.0
-    # Which weights replace them: any, or those of largest gradient.
+    # Which weights replace those that a peer gives up: any, or those of largest gradient.
     regrow: Annotated[Literal["random", "gradient"], Search(choices=("random", "gradient"))] = "random"
     same_start: bool = False  # whether all peers begin with the same mask
     # How peers train: as the experiment sets it, or as the authors' code does (5 epochs of SGD, learning rate 0.1 that

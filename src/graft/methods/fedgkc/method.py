@@ -1,5 +1,5 @@
-"""FedGKC. Federated graph knowledge collaboration: clients with different graph neural networks learn from each
-other through a small copilot model that travels (arXiv 2501.12624)."""
+"""FedGKC. Wu, Zeng, Lai, Su, Jia, Zhu, Li, Li, Wang and Zhou: Knowledge-driven federated graph learning on model
+heterogeneity. arXiv 2501.12624, 2025."""
 
 from __future__ import annotations
 
@@ -70,19 +70,24 @@ class FedGKC(Method):
     # Weight of the distillation between two views of the graph.
     self_weight: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.0
     views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
-    schedule: Literal["interleaved", "block"] = "interleaved"  # copilot and local model in turn, or one after the other
-    copilot_epochs: Annotated[int, Ge(0)] = 0  # of the copilot in a block schedule; 0: as many as the local model's
-    detach_weak: bool = True  # the weak view teaches the strong one and is not taught by it
-    neigh_reduction: Literal["sum", "mean"] = "sum"  # over the neighbours of a node
-    mse_reduction: Literal["mean", "sum_dim"] = "mean"  # over the coordinates of an embedding
-    neigh_projection: bool = False  # a private linear map to the copilot's width, for clients of another width
-    smkd: bool = True  # off: labels and predictions only, as in mutual learning
-    kama: bool = True  # off: averaged by size alone
-    self_distill: bool = True  # off: no views
+    # Whether copilot and local model take steps in turn, or the copilot trains first and then the local model.
+    schedule: Literal["interleaved", "block"] = "interleaved"
+    # Epochs of the copilot in a round if schedule is block; 0: as many as of the local model.
+    copilot_epochs: Annotated[int, Ge(0)] = 0
+    detach_weak: bool = True  # whether the weak view teaches the strong one without being taught by it
+    # Whether the neighbourhood distillation of a node is a sum or a mean over its neighbours.
+    neigh_reduction: Literal["sum", "mean"] = "sum"
+    # Whether the squared error between views is a mean or a sum over the coordinates of an embedding.
+    mse_reduction: Literal["mean", "sum_dim"] = "mean"
+    # Whether embeddings of another width than the copilot's are mapped to it by a private linear map.
+    neigh_projection: bool = False
+    smkd: bool = True  # off: models learn from labels and each other's predictions only, as in FML
+    kama: bool = True  # off: copilots are averaged by numbers of nodes alone
+    self_distill: bool = True  # off: no distillation between views
     mutual: bool = True  # off: the two models do not teach each other
     strength: bool = True  # off: confidence does not count as knowledge
-    clarity1: bool = True  # off: the margin over the other classes does not count
-    clarity2: bool = True  # off: over-smoothing does not count
+    clarity1: bool = True  # off: the margin over the other classes does not count as knowledge
+    clarity2: bool = True  # off: over-smoothing does not lower knowledge
 
     def check(self) -> None:
         super().check()

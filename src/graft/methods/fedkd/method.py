@@ -44,15 +44,16 @@ class FedKD(Method):
     mentee: str = "gcn"  # architecture of the model that is sent
     # Weight of the mutual distillation; 0: no distillation.
     distil: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
-    # Weight of the distance between the mentor's and the projected embedding.
+    # Weight of the distance between the mentor's embedding and the mentee's, projected.
     hidden: Annotated[float, Ge(0), Search(0.01, 10.0, log=True)] = 1.0
-    # Where the two are compared: on training nodes, or on all nodes of the client.
+    # Where mentor and mentee are compared: on training nodes, or on all nodes of the client.
     kd_nodes: Annotated[Nodes, Search(choices=("train", "all"))] = "train"
     compress: bool = True  # whether matrices are sent as factors; off: as they are
     # Share of a matrix's squared singular values that its factors keep before the first round.
     energy_start: Annotated[float, Gt(0), Le(1)] = 0.95
-    energy_end: Annotated[float, Gt(0), Le(1)] = 0.98  # the same in the last round; linear in between
-    weighting: Literal["uniform", "by_weight"] = "uniform"  # all updates alike, or by the experiment's weight_by
+    # Share of a matrix's squared singular values that its factors keep in the last round; linear in between.
+    energy_end: Annotated[float, Gt(0), Le(1)] = 0.98
+    weighting: Literal["uniform", "by_weight"] = "uniform"  # updates count alike, or by the experiment's weight_by
 
     def start_server(self, server: Server) -> None:
         server.state.mentee = server.initial(server.architecture(self.mentee))

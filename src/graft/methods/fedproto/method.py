@@ -115,9 +115,10 @@ class PrototypeMethod(Method):
 
 @dataclass(frozen=True)
 class FedProto(PrototypeMethod):
-    """The prototype of a class is the mean over the clients that have it."""
+    """Clients keep models of any architecture; what is averaged are prototypes, mean embeddings of each class, towards
+    which embeddings are pulled."""
 
-    aggregation: Literal["uniform", "count"] = "uniform"  # one vote a client, or one a training node
+    aggregation: Literal["uniform", "count"] = "uniform"  # votes in a prototype: one a client, or one a training node
     per_class: bool = False  # whether the pull is a sum of means over each class (OpenFGL), not one mean over nodes
 
     def round(self, server: Server, clients: Clients) -> None:

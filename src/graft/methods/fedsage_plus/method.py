@@ -64,24 +64,25 @@ class FedSagePlus(FedAvg):
         "mend/generated": Reveals("number of neighbours that its generator makes for all of its nodes"),
     }
 
-    # Share of the validation nodes that are hidden to learn from; 0 mends nothing, as FedSage.
+    # Share of the validation nodes that are hidden for the generator to learn from; 0 mends nothing, as FedSage.
     hidden: Annotated[float, Ge(0), Le(1), Search(0.2, 0.8)] = 0.5
     slots: Annotated[int, Ge(1)] = 5  # most neighbours that are generated for a node
     encoder_width: Annotated[int, Ge(1)] = 32  # hidden width of the generator's graph convolutions
     latent: Annotated[int, Ge(1)] = 128  # width of the generator's latent vector of a node
     # Rank of the generator's last layer; 0 is full rank as in the paper, 2048 x slots x features numbers.
     rank: Annotated[int, Ge(0)] = 64
-    output: Literal["tanh", "identity"] = "tanh"  # of generated features; tanh is for features between -1 and 1
+    output: Literal["tanh", "identity"] = "tanh"  # activation of generated features; tanh keeps them between -1 and 1
     count_weight: Annotated[float, Ge(0)] = 1.0  # weight of the error in the number of hidden neighbours
-    # Weight of the error in their features, here and at other clients.
+    # Weight of the error in generated features, compared with nodes of the client and of others.
     feature_weight: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
-    # Weight of the labels, predicted with generated neighbours.
+    # Weight of the classification loss on graphs with generated neighbours.
     class_weight: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
-    generator_epochs: Annotated[int, Ge(0), Search(5, 50, log=True)] = 20  # alone
-    shared_epochs: Annotated[int, Ge(0)] = 20  # with the other clients
-    # Of the generator, alone and with the other clients.
+    # Epochs in which a client first trains its generator alone.
+    generator_epochs: Annotated[int, Ge(0), Search(5, 50, log=True)] = 20
+    shared_epochs: Annotated[int, Ge(0)] = 20  # epochs in which the generator then learns from other clients too
+    # Learning rate of the generator.
     generator_learning_rate: Annotated[float, Gt(0), Search(1e-4, 1e-2, log=True)] = 1e-3
-    generator_weight_decay: Annotated[float, Ge(0)] = 1e-4  # of the generator
+    generator_weight_decay: Annotated[float, Ge(0)] = 1e-4  # weight decay of the generator
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)

@@ -52,39 +52,48 @@ class Distillation(Plug):
         **{f"disclose/{name}": reveals for name, reveals in DISCLOSED.items()},
     }
 
-    reliability: Literal["topology", "count", "equal"] = "topology"  # count: of labelled nodes (-nv); equal: -eq
+    # What makes a client reliable for a class: similar neighbours of its labelled nodes, the number of these alone (the
+    # paper's -nv), or nothing: all clients count alike (-eq).
+    reliability: Literal["topology", "count", "equal"] = "topology"
     walk_length: Annotated[int, Ge(1)] = 5  # p: return probabilities of 1 to p steps describe the position of a node
-    walk_loops: bool = False  # whether a walk may stay where it is
-    walk_budget: Annotated[int, Ge(0)] = BUDGET  # multiplications for exact return probabilities, else estimated ones
-    walk_probes: Annotated[int, Ge(1)] = 256  # of the estimate; its error is sqrt(2 / probes) of an even step's value
+    walk_loops: bool = False  # whether a random walk may stay where it is
+    walk_budget: Annotated[int, Ge(0)] = BUDGET  # most multiplications for exact return probabilities; else estimates
+    # Random probes that estimate return probabilities; the error is sqrt(2 / probes) of an even step's value.
+    walk_probes: Annotated[int, Ge(1)] = 256
     include_self: bool = True  # a node is among its neighbours, with similarity 1; off: an isolated node counts nothing
     reliability_noise: Annotated[float, Ge(0)] = 0.0  # relative Gaussian noise on the reliability that a client reports
-    # I: of the two phases in a round; 0 is the host alone.
+    # I: how often generator and server's model train in turn in a round; 0: no distillation.
     iterations: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 5
     # I_g: steps of the generator in an iteration.
     generator_steps: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 1
     # I_d: steps of the server's model in an iteration.
     student_steps: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 5
-    # lambda1: reliable clients must recognise a synthetic node's class.
+    # lambda1: weight of the generator's aim that reliable clients recognise a synthetic node's class.
     semantic_weight: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 1.0
-    diversity_weight: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 1.0  # lambda2: synthetic nodes must differ
+    # lambda2: weight of the generator's aim that synthetic nodes differ.
+    diversity_weight: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 1.0
     adversarial: bool = False  # whether the generator also seeks nodes on which the models disagree
     # "paper": divergence of predictions, whose gradient reaches the generator through the teachers too, and mean cosine
     # of nodes; "released": difference of logits, and distances of nodes times those of their noise.
     distil_losses: Literal["paper", "released"] = "paper"
     pseudo_nodes: Annotated[int, Ge(1)] = 100  # B: synthetic nodes in a batch of the generator
-    pseudo_neighbours: Annotated[int, Ge(1)] = 5  # of a synthetic node, itself included
-    pseudo_similarity: Similarity = "dot"  # by which those are chosen
-    noise_width: Annotated[int, Ge(1)] = 32  # input of the generator beside the class
+    pseudo_neighbours: Annotated[int, Ge(1)] = 5  # number of a synthetic node's neighbours, itself included
+    pseudo_similarity: Similarity = "dot"  # similarity by which a synthetic node's neighbours are chosen
+    noise_width: Annotated[int, Ge(1)] = 32  # width of the noise that the generator is given beside a class
     # "norm": synthetic nodes have the mean norm of real ones; without a bound the generator was seen to inflate them
     # until divergences reach 10^4.
     bound: Literal["norm", "none"] = "norm"
-    pseudo_learning_rate: Annotated[float, Ge(0), Search(1e-4, 1e-2, log=True)] = 1e-3  # of the generator
-    student_learning_rate: Annotated[float, Ge(0), Search(1e-5, 1e-2, log=True)] = 1e-4  # of the server's model
-    distil_decay: Annotated[float, Ge(0)] = 5e-4  # weight decay of both
-    student_optimizer: Literal["persistent", "reset"] = "persistent"  # kept over rounds, or new in each
-    teachers: Literal["all", "group"] = "all"  # group: only those whom the host averaged into a client's own model
-    distil_on: Literal["generated", "real"] = "generated"  # real: on the clients' graphs, -r-eq; needs reveal_data
+    # Learning rate of the generator.
+    pseudo_learning_rate: Annotated[float, Ge(0), Search(1e-4, 1e-2, log=True)] = 1e-3
+    # Learning rate of the server's model in the distillation.
+    student_learning_rate: Annotated[float, Ge(0), Search(1e-5, 1e-2, log=True)] = 1e-4
+    distil_decay: Annotated[float, Ge(0)] = 5e-4  # weight decay of generator and server's model in the distillation
+    # Whether the optimiser of the server's model is kept over rounds, or new in each.
+    student_optimizer: Literal["persistent", "reset"] = "persistent"
+    # Who teaches a client's own model, where a host makes one: all, or only clients that were averaged into it.
+    teachers: Literal["all", "group"] = "all"
+    # Where the server's model is distilled: on synthetic nodes, or on the clients' graphs (-r-eq; needs reveal_data).
+    distil_on: Literal["generated", "real"] = "generated"
     reveal_data: bool = False  # lets clients send their features and edges to the server, for simulations alone
 
     def check(self) -> None:
