@@ -18,6 +18,7 @@ from graft.experiments.comparison.finished_runs import find_runs, read_run
 from graft.experiments.experiment import Experiment
 from graft.experiments.reports import pages, vega
 from graft.experiments.reports.charts import Point, curves
+from graft.experiments.reports.comparison_page import said_of_seeds
 from graft.experiments.reports.pages import Figure, Page, Section, Table, render
 from graft.experiments.reports.record_sections import command_of
 from graft.experiments.reports.report import write_comparison_report, write_report, write_tuning_report
@@ -338,3 +339,8 @@ def test_the_record_of_a_page_is_that_of_the_run(tmp_path):
     assert command_of(run.experiment) in words
     assert run.hashes["experiment"] in words
     assert "What is not the default" in words
+
+
+def test_seeds_may_be_far_apart():
+    assert said_of_seeds([0, 1, 2]) == "seeds 0 to 2"
+    assert said_of_seeds([3, 2**40, 2**62]) == f"seeds 3, {2**40} and {2**62}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -69,7 +70,7 @@ def comparison_page(comparison: Comparison, title: str = "", tuning: TuningRecor
 
 def said_of_seeds(seeds: Sequence[int]) -> str:
     """Returns the seeds in a few words."""
-    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+    if len(seeds) > 2 and all(after == seed + 1 for seed, after in pairwise(seeds)):
         return f"seeds {seeds[0]} to {seeds[-1]}"
     return f"seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds], 12)}"
 
