@@ -10,6 +10,7 @@ import pytest
 
 import graft
 import graft.testing
+from graft.data import datasets
 from tests.documents import PAGES, blocks, make_world, page_id
 
 MOST_ROUNDS, MOST_CLIENTS = 2, 5
@@ -67,6 +68,8 @@ def quick(monkeypatch):
     for name in ("run", "sweep", "tune"):
         module = import_module(f"graft.{graft._MODULE_OF[name]}")
         monkeypatch.setattr(module, name, shortened(getattr(module, name)))
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda source, *arguments: load(smaller(source), *arguments))
     monkeypatch.setattr("graft.testing.CLAIMS", graft.testing.CLAIMS[:1])
 
 
