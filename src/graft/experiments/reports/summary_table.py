@@ -50,6 +50,7 @@ def summarise(comparison: Comparison) -> SummaryTable:
     """Returns the headline: a row for each group of runs on each data, seeds as mean ± standard deviation."""
     scores, meaning = score_columns(comparison.runs)
     several = len(comparison.columns) > 1
+    uneven = len({len(cell) for cell in comparison.cells.values()}) > 1  # in their numbers of seeds
     rows = []
     for column in comparison.columns:
         best = best_of(comparison, column)
@@ -58,15 +59,17 @@ def summarise(comparison: Comparison) -> SummaryTable:
                 words = [column, row] if several else [row]
                 cells = [Cell(word, word) for word in words]
                 cells += [score_cell(s, runs, row in best and s[1:] == (comparison.metric, "test")) for s in scores]
+                cells += [Cell(str(len(runs)), len(runs))] if uneven else []
                 rows.append([*cells, *cost_cells(runs)])
     notes = [said_of_seeds(comparison), meaning]
     if any(cell.best for row in rows for cell in row):
         tested = any(len(cell) > 1 for cell in comparison.cells.values())
         notes.append(f"Bold: {'the best, and what cannot be told from it' if tested else 'the best of one run each'}.")
+    headings = [*(score.heading for score in scores), *(["seeds"] if uneven else [])]
     measured = "accuracy" if scores[0].heading == "own models" else "scores"
     return SummaryTable(
         f"Test {measured} in percent: {', '.join(shared_facts(comparison))}",
-        [*(["data"] if several else []), "method", *(s.heading for s in scores), "seeds", "sent", "ms a round"],
+        [*(["data"] if several else []), "method", *headings, "sent", "ms a round"],
         rows,
         2 if several else 1,
         notes + said_of_other_fields(comparison),
@@ -79,11 +82,10 @@ def score_cell(score: ScoreColumn, runs: Sequence[FinishedRun], best: bool) -> C
 
 
 def cost_cells(runs: Sequence[FinishedRun]) -> list[Cell]:
-    """Returns what runs cost: how many there are, bytes a run, milliseconds a round."""
+    """Returns what runs cost: bytes a run, milliseconds a round."""
     sent = mean(total_bytes(run.summary) for run in runs)
     milliseconds = 1000 * mean(run.summary["seconds"]["per_round"] for run in runs)
     return [
-        Cell(str(len(runs)), len(runs)),
         Cell(readable_bytes(sent) if sent else "nothing", sent),
         Cell(f"{milliseconds:.1f}", milliseconds),
     ]
