@@ -32,7 +32,16 @@ QUIET = (
 SIZE = (1300, 1295)  # of the picture: down to the curves
 PICTURE = Path(__file__).parents[3] / "docs" / "images" / "report.png"
 METHODS, SEEDS = ("fedavg", "fedgkc", "local"), 3
-REAL = dict(dataset="digits", clients=5, partition="random", rounds=15, width=16, threads=1, device="cpu")
+REAL = dict(
+    dataset="digits",
+    clients=5,
+    partition="random",
+    split="5/20/75",
+    rounds=25,
+    width=16,
+    threads=1,
+    device="cpu",
+)
 LONG = "a name that is far too long for any column of a table, and for a legend as well"
 
 
