@@ -133,7 +133,8 @@ def test_commands_in_the_text_parse(page):
         try:
             parse(command)
         except Exception as error:  # Typer's own, or a KeyError for a command that is not there
-            if type(error).__name__ != "MissingParameter":  # of a command of which only a part is mentioned
+            partly = type(error).__name__ == "MissingParameter" or str(error).endswith("requires an argument.")
+            if not partly:  # a command may be mentioned without all that it needs
                 pytest.fail(f"{command}: {error!r}")
 
 
