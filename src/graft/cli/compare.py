@@ -30,19 +30,19 @@ def compare(
 ) -> None:
     """Compare finished runs with tests: tables and figures for a paper. Without a format, all of them."""
     from graft.experiments.comparison.comparison import Comparison
-    from graft.experiments.comparison.conclusion import caveats, conclude
-    from graft.experiments.comparison.differences import default_baseline, find_row
+    from graft.experiments.comparison.conclusion import beside_baseline, caveats, conclude
+    from graft.experiments.comparison.differences import alone_row, find_row
     from graft.experiments.comparison.finished_runs import find_runs
     from graft.experiments.reports.paper import FORMATS, write_paper
 
     comparison = Comparison(find_runs(directories), metric)
     check_metric(comparison)
-    row = find_row(comparison, baseline) if baseline else default_baseline(comparison)
+    row = find_row(comparison, baseline) if baseline else alone_row(comparison)
     chosen = [name for name, wanted in zip(FORMATS, (latex, pdf, png, csv), strict=True) if wanted]
     paper = write_paper(comparison, out, row, chosen or FORMATS)
     out_console.print(scores_table(comparison, row))
-    say(conclude(comparison, row))
-    for sentence in [*caveats(comparison), *paper.left_out]:
+    compared = [beside_baseline(comparison, row)] if row else []
+    for sentence in [*conclude(comparison), *compared, *caveats(comparison), *paper.left_out]:
         say(sentence)
     say(f"Wrote {', '.join(path.name for path in paper.paths)} to {out}.")
 

@@ -234,7 +234,7 @@ def result_table(tuning: Tuning) -> Table:
     """Returns the table of what was gained, on validation nodes and on test nodes of other seeds."""
     from rich.table import Table
 
-    from graft.experiments.tuning.tuning import gain_on_test, gains, shown
+    from graft.experiments.tuning.tuning import gain_on_test, gains
 
     summary, metric = tuning.summary, tuning.metric
     seeds = len(summary["final_seeds"])
@@ -244,6 +244,6 @@ def result_table(tuning: Tuning) -> Table:
     for name in ("trials", "validation, default", "tuned", "test, default", "tuned", "gain"):
         table.add_column(name, justify="right")
     for label, entry in summary["methods"].items():
-        scores = [shown(metric, value) for kind in ("validation", "test") for value in gains(entry, kind)]
+        scores = [format_metric(metric, value, "-") for kind in ("validation", "test") for value in gains(entry, kind)]
         table.add_row(safe(label), str(len(entry["history"])), *scores, gain_on_test(metric, entry))
     return table

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from graft.errors import InputError
+from graft.experiments.notebook_table import notebook_table
 from graft.federation.metric_names import METRICS, format_metric
 from graft.files import printable
 from graft.tensors.trees import Tree
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from graft.federation.metrics import Predictions as ScoredNodes
 
 SHOWN = 50  # clients in the table of a notebook
-TABLE = """<p>{{ headline }}</p>
-<table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody></table>
-{% if more %}<p>and {{ more }} more clients</p>{% endif %}"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,24 +88,22 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Returns a headline and a table of the clients, for notebooks."""
-        from jinja2 import Template
-
         rows = self.summary["per_client"]
         names = ("client", "model", "nodes", "edges", "validation", "test")
         metrics = [name for name in self.metrics if name != "accuracy"]
-        html: str = Template(TABLE, autoescape=True).render(
-            headline=printable(", ".join(self._headline())),
-            head=(*names, *(f"test {METRICS[name].title}" for name in metrics)),
-            rows=[
+        more = len(rows) - SHOWN
+        return notebook_table(
+            ", ".join(self._headline()),
+            (*names, *(f"test {METRICS[name].title}" for name in metrics)),
+            [
                 [
                     *(shown(row[name]) for name in names),
                     *(format_metric(name, row["metrics"][name]["test"], missing="-") for name in metrics),
                 ]
                 for row in rows[:SHOWN]
             ],
-            more=max(len(rows) - SHOWN, 0),
+            [f"and {more} more clients"] if more > 0 else [],
         )
-        return html
 
     def _headline(self) -> list[str]:
         summary = self.summary
@@ -125,8 +120,6 @@ class Result:
         ]
 
 
-def shown(value: Any) -> str:
+def shown(value: Any) -> Any:
     """Returns a cell of the table: accuracies as percent."""
-    if value is None:
-        return "-"
-    return f"{100 * value:.1f} %" if isinstance(value, float) else printable(value)
+    return format_metric("accuracy", value, missing="-") if value is None or isinstance(value, float) else value

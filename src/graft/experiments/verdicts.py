@@ -65,7 +65,7 @@ def judge(
     if nodes < LEAST_NODES or np.isnan(values).any():
         before, after = (None if np.isnan(value) else float(value) for value in values)
         return Verdict(client, metric, nodes, before, after, None, None, None, UNKNOWN)
-    sign = 1 if METRICS[metric].higher else -1
+    sign = METRICS[metric].sign
     differences = sign * paired_differences(metric, alone, federated, seed, draws)
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     words = HELPS if low > 0 else HURTS if high < 0 else UNCLEAR
@@ -83,7 +83,7 @@ def judge_pairs(client: str | int, metric: str, pairs: Sequence[tuple[float | No
     if not scored:
         return Verdict(client, metric, None, None, None, None, None, None, UNKNOWN)
     federated, alone = ([float(score) for score in scores] for scores in zip(*scored, strict=True))
-    sign = 1 if METRICS[metric].higher else -1
+    sign = METRICS[metric].sign
     paired = paired_difference([sign * score for score in federated], [sign * score for score in alone])
     words = UNKNOWN
     if paired.low is not None and paired.high is not None:
@@ -100,7 +100,7 @@ def contribution(
     `everyone` holds a score for each client, `without` those of all clients but this one, in the same order.
     """
     others = [score for index, score in enumerate(everyone) if index != client]
-    sign = 1 if METRICS[metric].higher else -1
+    sign = METRICS[metric].sign
     gains = [
         sign * (score - less)
         for score, less in zip(others, without, strict=True)

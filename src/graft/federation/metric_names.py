@@ -17,6 +17,11 @@ class MetricKind(NamedTuple):
     higher: bool = True  # whether more of it is better
     percent: bool = True  # whether it is shown in percent
 
+    @property
+    def sign(self) -> int:
+        """Returns what a difference is multiplied by, so that positive is an improvement."""
+        return 1 if self.higher else -1
+
 
 METRICS = {
     "accuracy": MetricKind("accuracy", "share of the nodes whose class is predicted"),

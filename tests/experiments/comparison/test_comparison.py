@@ -6,7 +6,7 @@ import pytest
 
 import graft
 from graft.errors import InputError
-from graft.experiments.comparison.comparison import Comparison
+from graft.experiments.comparison.comparison import Comparison, mean_std
 from graft.experiments.comparison.finished_runs import FinishedRun, find_runs
 
 SMALL = {"dataset": "digits", "clients": 3, "rounds": 2, "width": 8}
@@ -77,3 +77,11 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         find_runs([tmp_path])
     with pytest.raises(InputError, match="There is no folder"):
         find_runs([Path("nowhere")])
+
+
+def test_seeds_are_written_as_mean_and_deviation():
+    assert mean_std([0.5, 0.7]) == "60.0 ± 14.1"
+    assert mean_std([0.5]) == "50.0"
+    assert mean_std([0.5, None]) == "50.0"
+    assert mean_std([None]) == "-"
+    assert mean_std([0.5], "log_loss") == "0.500"

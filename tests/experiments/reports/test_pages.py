@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from graft.cli import app
 from graft.errors import InputError
 from graft.experiments.comparison.comparison import Comparison
+from graft.experiments.comparison.conclusion import conclude
 from graft.experiments.comparison.finished_runs import find_runs, read_run
 from graft.experiments.experiment import Experiment
 from graft.experiments.reports import pages, vega
@@ -192,6 +193,17 @@ def test_a_comparison_says_which_is_best_and_from_what_it_can_be_told(tmp_path):
     assert "above training alone, a clear difference" in words
     assert "Differences from training alone" in words
     assert "Gain over training alone" in words
+
+
+def test_the_page_and_the_terminal_say_the_same(tmp_path):
+    folder = folders(tmp_path / "runs", seeds=3)
+    verdict = conclude(Comparison(find_runs([folder])))
+    printed = CliRunner().invoke(app, ["compare", str(folder), "--out", str(tmp_path / "paper"), "--csv"]).output
+    shown = words_of(write_comparison_report(Comparison(find_runs([folder])), tmp_path).read_text())
+    assert len(verdict) == 3
+    for sentence in verdict:
+        assert sentence in " ".join(printed.split())
+        assert sentence in shown
 
 
 def test_one_seed_can_tell_nothing(tmp_path):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from graft.data import parse_graphs
 from graft.errors import InputError
 from graft.experiments.comparison.finished_runs import WHERE, FinishedRun, common_metric
 from graft.experiments.identity import comparable
+from graft.federation.metric_names import METRICS
 from graft.methods import METHODS, PLUGS
 
 Cell = dict[int, FinishedRun]  # the runs of a row in a column, by seed
@@ -124,3 +126,27 @@ def spell(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(spell, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def said_of_other_fields(comparison: Comparison) -> list[str]:
+    """Returns a sentence about settings in which rows differ although their names do not say so."""
+    names = comparison.also_differs()
+    if not names:
+        return []
+    parts = []
+    for name, values in names.items():
+        by_value: dict[str, list[str]] = {}
+        for row, value in values.items():
+            by_value.setdefault(spell(value) or "none", []).append(row)
+        listed = (f"{value}: {rows[0] if len(rows) == 1 else f'{len(rows)} rows'}" for value, rows in by_value.items())
+        parts.append(f"{name} ({'; '.join(listed)})")
+    return [f"Rows also differ in {', '.join(parts)}."]
+
+
+def mean_std(values: Sequence[float | None], metric: str = "accuracy") -> str:
+    """Returns mean and standard deviation of a metric as text, mostly in percent; of those values that there are."""
+    scale, digits = (100, 1) if METRICS[metric].percent else (1, 3)
+    scaled = [scale * value for value in values if value is not None]
+    if not scaled:
+        return "-"
+    return f"{mean(scaled):.{digits}f}" + (f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else "")

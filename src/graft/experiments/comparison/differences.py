@@ -28,6 +28,8 @@ from graft.federation.metric_names import METRICS
 from graft.methods import REFERENCES
 from graft.registry import close_to
 
+ALONE = "local"  # the method in which every client trains alone
+
 
 class Score(NamedTuple):
     """What one run scored, and on which partition; None where that is not on record."""
@@ -104,10 +106,15 @@ def find_row(comparison: Comparison, name: str) -> str:
     raise InputError(f"'{name}' {several}: there are {'; '.join(rows or comparison.rows)}.")
 
 
-def default_baseline(comparison: Comparison) -> str | None:
-    """Returns the row of clients that train alone, if there is exactly one."""
-    rows = [row for row in comparison.rows if row.partition(",")[0] == "local"]
-    return rows[0] if len(rows) == 1 else None
+def alone_row(comparison: Comparison) -> str | None:
+    """Returns the row in which clients train alone, if there is one and only one."""
+    rows = {
+        row
+        for (row, _), cell in comparison.cells.items()
+        for run in cell.values()
+        if run.experiment["method"] == ALONE and not run.experiment.get("plug")
+    }
+    return rows.pop() if len(rows) == 1 else None
 
 
 # Pairs.
@@ -188,7 +195,7 @@ def compare_with(comparison: Comparison, baseline: str) -> list[Difference]:
 
 def correct(family: Family, metric: str) -> list[Difference]:
     """Returns the differences of a family that has pairs, with p-values corrected for their number."""
-    tests, sign = sum(len(pairs) > 1 for pairs in family.values()), 1 if METRICS[metric].higher else -1
+    tests, sign = sum(len(pairs) > 1 for pairs in family.values()), METRICS[metric].sign
     paired = {key: difference_of(pairs, sign, tests) for key, pairs in family.items() if pairs}
     corrected = holm([entry.p for entry in paired.values()])
     return [Difference(*key, entry, p) for (key, entry), p in zip(paired.items(), corrected, strict=True)]

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from graft.experiments.comparison.comparison import Comparison
+from graft.experiments.comparison.comparison import Comparison, mean_std
+from graft.experiments.comparison.differences import alone_row
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.reports.client_sections import MOST_ROWS, score_of
-from graft.experiments.reports.comparison_words import alone_row, sign_of
 from graft.experiments.reports.data_sections import read_classes
 from graft.experiments.reports.pages import Block, Confusions, Figure, Figures, Heading, Table
 from graft.experiments.reports.row_charts import spreads
 from graft.experiments.reports.series import axis_title, scale_of
-from graft.experiments.reports.summary_table import Cell, mean_std
+from graft.experiments.reports.summary_table import Cell
 from graft.federation.metric_names import METRICS
 
 Scores = list[float | None]
@@ -68,7 +68,7 @@ def scores_of_clients(comparison: Comparison, row: str, column: str) -> list[flo
 def gains_of_clients(comparison: Comparison, row: str, alone: str, column: str) -> list[float]:
     """Returns how much better clients are than alone, of runs with the same seed and partition."""
     first, second = comparison.cell(row, column), comparison.cell(alone, column)
-    scale = sign_of(comparison) * scale_of(comparison.metric)
+    scale = METRICS[comparison.metric].sign * scale_of(comparison.metric)
     gains = []
     for seed in sorted(first.keys() & second.keys()):
         if first[seed].hashes.get("partition") == second[seed].hashes.get("partition"):

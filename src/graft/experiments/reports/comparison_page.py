@@ -7,14 +7,13 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from graft.errors import InputError
-from graft.experiments.comparison.comparison import Comparison, data_label, method_label
-from graft.experiments.comparison.differences import compare_with, differing_partitions, rank_rows
+from graft.experiments.comparison.comparison import Comparison, data_label, mean_std, method_label
+from graft.experiments.comparison.conclusion import conclude, leader, listed, ranking_of
+from graft.experiments.comparison.differences import alone_row, compare_with, differing_partitions
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.comparison.statistics import ALPHA
 from graft.experiments.reports.charts import Mark, curves, points
 from graft.experiments.reports.comparison_clients import client_blocks
-from graft.experiments.reports.comparison_words import alone_row, leader, said_of_comparison
 from graft.experiments.reports.data_sections import (
     agreement_table,
     partition_blocks,
@@ -27,7 +26,7 @@ from graft.experiments.reports.method_sections import MOST_FIGURES, mean_detail_
 from graft.experiments.reports.pages import Block, Figure, Figures, Heading, Page, Section, Table, Text
 from graft.experiments.reports.record_sections import comparison_record
 from graft.experiments.reports.series import axis_title, loss_curve, mean_points, megabytes_sent, scale_of, score_curve
-from graft.experiments.reports.summary_table import Cell, mean_std, readable_bytes, summarise, total_bytes
+from graft.experiments.reports.summary_table import Cell, readable_bytes, summarise, total_bytes
 from graft.experiments.reports.tuning_sections import TuningRecord, said_of_tuning, subtitle_of, tuning_sections
 from graft.federation.metric_names import METRICS, format_difference
 
@@ -55,7 +54,7 @@ def comparison_page(comparison: Comparison, title: str = "", tuning: TuningRecor
         f"{len(comparison.columns)} data" if len(comparison.columns) > 1 else comparison.columns[0],
         said_of_seeds(seeds),
     ]
-    found = said_of_comparison(comparison)
+    found = conclude(comparison)
     if tuning is not None:
         sections = [*tuning_sections(tuning), *sections]
         found = [*said_of_tuning(tuning), *found]
@@ -79,12 +78,6 @@ def title_of(comparison: Comparison) -> str:
     """Returns the methods and the data, as far as a title has room."""
     methods = list(dict.fromkeys(method_label(run.experiment) for run in comparison.runs))
     return f"{listed(methods)} on {listed(list(dict.fromkeys(data_label(run.experiment) for run in comparison.runs)))}"
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Returns names with commas and an `and`, of many the first ones."""
-    shown = [*names] if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
 def warnings_of(comparison: Comparison) -> list[str]:
@@ -145,9 +138,8 @@ def difference_blocks(comparison: Comparison) -> list[Block]:
 
 def rank_blocks(comparison: Comparison) -> list[Block]:
     """Returns the average ranks over data, where there are several without gaps."""
-    try:
-        ranking = rank_rows(comparison)
-    except InputError:
+    ranking = ranking_of(comparison)
+    if ranking is None:
         return []
     rows = [[Cell(row), Cell(f"{rank:.2f}", rank)] for row, rank in ranking.ranks.items()]
     note = f"Over {ranking.columns} data; ranks that differ by less than {ranking.critical_difference:.2f} (Nemenyi) "

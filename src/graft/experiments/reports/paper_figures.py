@@ -273,7 +273,7 @@ def draw_gains(panel: Axes, position: int, gains: Sequence[float]) -> None:
 def client_gains(comparison: Comparison, row: str, baseline: str, column: str) -> list[float]:
     """Returns by how much each client of each pair of runs is better than with the baseline."""
     first, second = comparison.cell(row, column), comparison.cell(baseline, column)
-    sign = 1 if METRICS[comparison.metric].higher else -1
+    sign = METRICS[comparison.metric].sign
     gains = []
     for seed, run in first.items():
         other = second.get(seed)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
-from graft.experiments.comparison.comparison import Comparison, spell
+from graft.experiments.comparison.comparison import Comparison, mean_std, said_of_other_fields
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.federation.metric_names import METRICS
 
@@ -145,33 +145,9 @@ def said_of_seeds(comparison: Comparison) -> str:
     return f"Mean ± standard deviation over {' or '.join(map(str, seeds))} seeds."
 
 
-def said_of_other_fields(comparison: Comparison) -> list[str]:
-    """Returns a sentence about settings in which rows differ although their names do not say so."""
-    names = comparison.also_differs()
-    if not names:
-        return []
-    parts = []
-    for name, values in names.items():
-        by_value: dict[str, list[str]] = {}
-        for row, value in values.items():
-            by_value.setdefault(spell(value) or "none", []).append(row)
-        listed = (f"{value}: {rows[0] if len(rows) == 1 else f'{len(rows)} rows'}" for value, rows in by_value.items())
-        parts.append(f"{name} ({'; '.join(listed)})")
-    return [f"Rows also differ in {', '.join(parts)}."]
-
-
 def total_bytes(summary: dict[str, Any]) -> int:
     """Returns all that was sent in a run, whichever way."""
     return sum(int(summary["communication"][f"{way}_bytes"]) for way in ("up", "down", "peer"))
-
-
-def mean_std(values: Sequence[float | None], metric: str = "accuracy") -> str:
-    """Mean and standard deviation of a metric as text, mostly in percent; of those values that there are."""
-    scale, digits = (100, 1) if METRICS[metric].percent else (1, 3)
-    scaled = [scale * value for value in values if value is not None]
-    if not scaled:
-        return "-"
-    return f"{mean(scaled):.{digits}f}" + (f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else "")
 
 
 def readable_bytes(count: float) -> str:

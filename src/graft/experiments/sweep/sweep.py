@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Unpack
 
 import tomli_w
@@ -18,15 +16,16 @@ import tomli_w
 import graft
 from graft.errors import InputError
 from graft.experiments.callbacks import Callbacks
-from graft.experiments.comparison.comparison import Comparison, spell, what_is_tried, what_it_is_tried_on
+from graft.experiments.comparison.comparison import Comparison, mean_std, spell, what_is_tried, what_it_is_tried_on
 from graft.experiments.comparison.finished_runs import FinishedRun, find_runs
 from graft.experiments.experiment import ExperimentSettings
 from graft.experiments.many_runs import Outcome, Report, check_jobs, exclusive, file_name
+from graft.experiments.notebook_table import notebook_table
 from graft.experiments.progress_log import logged
 from graft.experiments.sweep.design import Design
 from graft.experiments.sweep.plan import PlannedRun, plan_runs, run_planned, suit
 from graft.federation.method import Method
-from graft.federation.metric_names import METRICS, format_metric
+from graft.federation.metric_names import METRICS
 from graft.files import explained, printable, read_text, write_text
 
 if TYPE_CHECKING:
@@ -160,25 +159,17 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         """Returns a table of means over seeds, for notebooks."""
+        failures = [f"Failed: {name}: {why}" for name, why in self.failures.items()]
         if not self.runs:
-            return f"<p>{escape(repr(self))}</p>"
-        table = self.comparison
-        head = "".join(f"<th>{escape(printable(name))}</th>" for name in ("", *table.columns))
-        body = ""
-        for row in table.rows:
-            cells = "".join(f"<td>{self._mean(row, column)}</td>" for column in table.columns)
-            body += f"<tr><th>{escape(printable(row))}</th>{cells}</tr>"
-        failures = "".join(f"<li>{escape(printable(f'{name}: {why}'))}</li>" for name, why in self.failures.items())
-        title = f"<p>Test {METRICS[table.metric].title}, mean and deviation over seeds</p>"
-        lost = f"<p>Failed:</p><ul>{failures}</ul>" if failures else ""
-        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{lost}"
-
-    def _mean(self, row: str, column: str) -> str:
-        metric, values = self.comparison.metric, list(self.comparison.values(row, column).values())
-        if not values:
-            return "-"
-        spread = f" ± {format_metric(metric, stdev(values))}" if len(values) > 1 else ""
-        return f"{format_metric(metric, fmean(values))}{spread}"
+            return notebook_table(repr(self), notes=failures)
+        table, metric = self.comparison, METRICS[self.comparison.metric]
+        rows = [
+            [row, *(mean_std([*table.values(row, column).values()], table.metric) for column in table.columns)]
+            for row in table.rows
+        ]
+        unit = " in percent" if metric.percent else ""
+        title = f"Test {metric.title}{unit}, mean ± standard deviation over seeds"
+        return notebook_table(title, ("", *table.columns), rows, failures)
 
 
 NUMBERS = {int, float, bool, type(None)}

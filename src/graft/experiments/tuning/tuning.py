@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from graft.experiments.comparison.finished_runs import FinishedRun, find_runs
 from graft.experiments.experiment import Experiment
 from graft.experiments.experiment_files import experiment_text, read_experiment
 from graft.experiments.many_runs import file_name
+from graft.experiments.notebook_table import notebook_table
 from graft.federation.metric_names import METRICS, format_difference, format_metric
 from graft.files import explained, parse_json, printable, read_text, write_text
 
@@ -132,16 +132,16 @@ class Tuning:
 
     def _repr_html_(self) -> str:
         """Returns a table of the chosen values, for notebooks."""
-        body = ""
-        for label, entry in self.summary["methods"].items():
-            cells = [label, *(shown(self.metric, value) for kind in KINDS for value in gains(entry, kind))]
-            cells.append(spell_params(entry["best"]["params"]) if entry["best"] else "-")
-            body += "<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in cells) + "</tr>"
-        head = "".join(
-            f"<th>{name}</th>" for name in ("method", *(f"{k}, {w}" for k in KINDS for w in WHICH), "chosen")
-        )
-        title = f"<p>{METRICS[self.metric].title}</p>"
-        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        rows = [
+            [
+                label,
+                *(format_metric(self.metric, value, "-") for kind in KINDS for value in gains(entry, kind)),
+                spell_params(entry["best"]["params"]) if entry["best"] else "-",
+            ]
+            for label, entry in self.summary["methods"].items()
+        ]
+        head = ("method", *(f"{kind}, {which}" for kind in KINDS for which in WHICH), "chosen")
+        return notebook_table(METRICS[self.metric].title, head, rows)
 
 
 KINDS, WHICH = ("validation", "test"), ("default", "tuned")
@@ -159,10 +159,6 @@ def gains(entry: Mapping[str, Any], kind: str) -> tuple[float | None, float | No
 def mean_score(scores: Mapping[str, float | None] | None) -> float | None:
     values = [value for value in (scores or {}).values() if value is not None]
     return fmean(values) if values else None
-
-
-def shown(metric: str, value: float | None) -> str:
-    return "-" if value is None else format_metric(metric, value)
 
 
 def spell_params(params: Mapping[str, Any]) -> str:
@@ -187,7 +183,7 @@ def gain_on_test(metric: str, entry: Mapping[str, Any]) -> str:
     pairs = [(after[seed], before[seed]) for seed in after if None not in (after[seed], before.get(seed))]
     if not pairs or entry["best"]["trial"] == 0:
         return "-"
-    sign = 1 if METRICS[metric].higher else -1
+    sign = METRICS[metric].sign
     gain = paired_difference([sign * tuned for tuned, _ in pairs], [sign * default for _, default in pairs])
     mean, low, high = (format_difference(metric, value, "") for value in (gain.mean, gain.low, gain.high))
     return f"{mean} ({low} to {high})" if low else mean
