@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,11 @@ from rich.markup import escape
 from graft.errors import GraftError, GraftWarning, InputError
 from graft.files import printable
 
-out_console = Console(highlight=False)
+WIDTH_OF_A_FILE = 120  # where output goes into a file or a pipe, and COLUMNS does not say otherwise
+
+out_console = Console(
+    highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_FILE
+)
 error_console = Console(stderr=True, highlight=False)
 
 # Typer reads these at run time.

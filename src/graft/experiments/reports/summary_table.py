@@ -48,8 +48,8 @@ class ScoreColumn(NamedTuple):
 
 def summarise(comparison: Comparison) -> SummaryTable:
     """Returns the headline: a row for each group of runs on each data, seeds as mean ± standard deviation."""
-    scores, meaning = score_columns(comparison.runs)
     several = len(comparison.columns) > 1
+    scores, meaning = score_columns(comparison.runs, by_nodes=not several)  # there is room for fewer beside the data
     uneven = len({len(cell) for cell in comparison.cells.values()}) > 1  # in their numbers of seeds
     rows = []
     for column in comparison.columns:
@@ -100,7 +100,7 @@ def best_of(comparison: Comparison, column: str) -> set[str]:
     return best_rows(comparison, column)
 
 
-def score_columns(runs: Sequence[FinishedRun]) -> tuple[list[ScoreColumn], str]:
+def score_columns(runs: Sequence[FinishedRun], by_nodes: bool = True) -> tuple[list[ScoreColumn], str]:
     """Returns the scores that runs are compared by, and what they mean."""
     asked = list(dict.fromkeys(name for run in runs for name in run.summary.get("metrics", {})))
     first = asked[0] if asked else "accuracy"
@@ -108,8 +108,11 @@ def score_columns(runs: Sequence[FinishedRun]) -> tuple[list[ScoreColumn], str]:
         columns = [ScoreColumn(METRICS[name].title, name, "test") for name in dict.fromkeys((*asked, "accuracy"))]
         meaning = "Each client's own model, mean over clients;"
     else:
-        columns = [ScoreColumn("own models", first, "test"), ScoreColumn("by nodes", first, "test_node_weighted")]
-        meaning = "Own models: each client's own, mean over clients; by nodes: the same, weighted by nodes;"
+        columns = [ScoreColumn("own models", first, "test")]
+        meaning = "Own models: each client's own, mean over clients;"
+        if by_nodes:
+            columns.append(ScoreColumn("by nodes", first, "test_node_weighted"))
+            meaning += " by nodes: the same, weighted by nodes;"
     shared = ScoreColumn("global model", first, "test_global")
     if any(shared.of(run) is not None for run in runs):
         columns.append(shared)
