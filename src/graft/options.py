@@ -61,3 +61,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not seeds or min(seeds) < 0:
         raise InputError(f"--seeds is '{text}'; at least one seed is needed, and none below 0.")
     return seeds
+
+
+def check_jobs(jobs: int | None) -> int | None:
+    """Returns a number of worker processes; one below 1 is refused."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"jobs is {jobs}; it must be at least 1.")
+    return jobs

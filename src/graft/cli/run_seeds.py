@@ -12,6 +12,7 @@ from graft.cli.sweep import tell_result
 from graft.errors import InputError
 from graft.experiments.free_folder import check_free
 from graft.methods import METHODS
+from graft.options import check_jobs
 
 if TYPE_CHECKING:
     from graft.experiments.callbacks import Callbacks
@@ -31,7 +32,7 @@ def run_seeds(
 ) -> None:
     """Run experiments with each seed in full run directories, as ROOT/seed-0 or ROOT/fedavg/seed-0, and compare."""
     from graft.experiments.combinations import suited
-    from graft.experiments.many_runs import check_jobs, exclusive
+    from graft.experiments.many_runs import exclusive
     from graft.experiments.progress_log import logged
     from graft.experiments.sweep.plan import plan_runs, run_planned
     from graft.experiments.sweep.sweep import collect

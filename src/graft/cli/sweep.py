@@ -16,7 +16,7 @@ from graft.experiments.experiment import draft_experiment
 from graft.experiments.experiment_files import given_settings, read_experiment
 from graft.experiments.make_method import setting_names
 from graft.experiments.sweep.design import Design, check_variants, parse_grid
-from graft.options import parse_seeds, parse_settings
+from graft.options import check_jobs, parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from graft.experiments.sweep.sweep import Sweep
@@ -69,8 +69,7 @@ def sweep(
         values=values,
         keep_models=keep_models,
     )
-    if jobs is not None and jobs < 1:
-        raise InputError(f"jobs is {jobs}; it must be at least 1.")
+    check_jobs(jobs)
     # All that can be wrong with what was typed is said before PyTorch is imported.
     variants = design.variants()
     check_variants(variants)

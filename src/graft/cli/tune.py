@@ -21,7 +21,7 @@ from graft.experiments.tuning.design import FINAL_SEEDS, SEEDS, TRIALS, Design
 from graft.experiments.tuning.optuna_study import check_optuna
 from graft.experiments.tuning.space import parse_changes
 from graft.federation.metric_names import METRICS, format_metric
-from graft.options import parse_seeds, parse_settings
+from graft.options import check_jobs, parse_seeds, parse_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,8 +85,7 @@ def tune(
     tried = choose_seeds(seeds, flags.get("seed"), values.get("seed", Experiment.seed))
     if final_seeds < 0:
         raise InputError(f"--final-seeds is {final_seeds}; it must be at least 0.")
-    if jobs is not None and jobs < 1:
-        raise InputError(f"jobs is {jobs}; it must be at least 1.")
+    check_jobs(jobs)
     if timeout is not None and not timeout > 0:
         raise InputError(f"--timeout is {timeout}; it must be above 0.")
     design = Design(

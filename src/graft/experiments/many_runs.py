@@ -40,6 +40,7 @@ from graft.experiments.result import Result
 from graft.experiments.run import resume, run_experiment
 from graft.experiments.run_directory import RunDirectory
 from graft.files import PART, checksum, explained, read_text, sync_folder
+from graft.options import check_jobs
 
 GPU_JOBS = 6  # processes that share one GPU: a federation of this size leaves most of it idle
 RESULT = "result.json"
@@ -112,13 +113,6 @@ def run_orders(
         reason = "Not run: a worker process died, perhaps for want of memory."
         failures |= {order.name: reason for order in orders if order.path not in finished}
     return Outcome(len(finished), 0, stopped, failures)
-
-
-def check_jobs(jobs: int | None) -> int | None:
-    """Returns a number of worker processes; one below 1 is refused."""
-    if jobs is not None and jobs < 1:
-        raise InputError(f"jobs is {jobs}; it must be at least 1.")
-    return jobs
 
 
 def default_jobs(device: str) -> int:

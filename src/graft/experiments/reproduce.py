@@ -21,7 +21,6 @@ from graft.experiments.many_runs import (
     Outcome,
     Report,
     cached_federation,
-    check_jobs,
     exclusive,
     file_name,
     one_line,
@@ -34,6 +33,7 @@ from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Study
 from graft.files import write_text
 from graft.methods import METHODS
+from graft.options import check_jobs
 from graft.registry import close_to
 
 

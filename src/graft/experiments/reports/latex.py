@@ -19,6 +19,7 @@ from graft.experiments.comparison.differences import (
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.comparison.statistics import NO_TEST, T_TEST, WILCOXON
 from graft.experiments.reports.captions import cost_caption, differences_caption, scores_caption
+from graft.experiments.reports.summary_table import total_bytes
 from graft.federation.metric_names import METRICS
 from graft.files import printable
 
@@ -169,7 +170,7 @@ def cost_cells(runs: Sequence[FinishedRun]) -> Line:
     """Returns the means over runs of what they cost."""
     summaries = [run.summary for run in runs]
     megabytes, rounds = (
-        fmean(sent_bytes(run) for run in runs) / 1e6,
+        fmean(total_bytes(run.summary) for run in runs) / 1e6,
         fmean(summary["rounds"] for summary in summaries),
     )
     return [
@@ -180,12 +181,6 @@ def cost_cells(runs: Sequence[FinishedRun]) -> Line:
         f"{rounds:.0f}",
         f"{fmean(summary['best_round'] for summary in summaries):.0f}",
     ]
-
-
-def sent_bytes(run: FinishedRun) -> int:
-    """Returns all bytes that a run sent, in any direction."""
-    sent = run.summary["communication"]
-    return sum(int(sent[f"{way}_bytes"]) for way in ("up", "down", "peer"))
 
 
 # Parts of tables.

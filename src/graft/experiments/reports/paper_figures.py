@@ -22,7 +22,6 @@ from graft.experiments.comparison.differences import (
 )
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.comparison.statistics import estimate
-from graft.experiments.reports.latex import sent_bytes
 from graft.experiments.reports.paper_style import (
     INK,
     SOFT,
@@ -34,6 +33,8 @@ from graft.experiments.reports.paper_style import (
     styled,
 )
 from graft.experiments.reports.rank_diagram import plot_ranks
+from graft.experiments.reports.series import axis_title, scale_of
+from graft.experiments.reports.summary_table import total_bytes
 from graft.federation.metric_names import METRICS
 
 __all__ = ["plot_cost", "plot_curves", "plot_gains", "plot_ranks", "plot_scores", "save_figure"]
@@ -79,7 +80,7 @@ def plot_scores(comparison: Comparison, width: float | None = None) -> Figure:
         panel.set_ylim(len(rows) - 0.4, -0.6)
         panel.grid(visible=False, axis="y")
         panel.margins(x=0.08)
-        panel.set_xlabel(axis_title(comparison))
+        panel.set_xlabel(axis_title(comparison.metric))
     return figure
 
 
@@ -147,7 +148,7 @@ def draw_curves(comparison: Comparison, axis: str, width: float | None, x_of: An
             if (row, column) in curves:
                 handles[row] = draw_curve(panel, curves[row, column], x_of(curves[row, column]), look)
         panel.set_xlabel(axis)
-    axes[0].set_ylabel(axis_title(comparison))
+    axes[0].set_ylabel(axis_title(comparison.metric))
     names = [shorten(row) for row in handles]
     legend_below(figure, list(handles.values()), names, figure.get_figwidth())
     return figure
@@ -214,7 +215,7 @@ def sent_until(run: FinishedRun) -> dict[int, float]:
     counts = {
         record["round"]: sum(record.get(f"{way}_bytes", 0) for way in ("up", "down", "peer")) for record in run.rounds
     }
-    total = sent_bytes(run) - sum(counts.values()) if any(counts.values()) else 0
+    total = total_bytes(run.summary) - sum(counts.values()) if any(counts.values()) else 0
     until = {}
     for number, count in counts.items():
         total += count
@@ -296,14 +297,7 @@ def client_score(entry: dict[str, Any], metric: str) -> float | None:
 
 def scaled(comparison: Comparison, values: Iterable[float]) -> list[float]:
     """Returns values as an axis shows them: shares in percent."""
-    factor = 100 if METRICS[comparison.metric].percent else 1
-    return [factor * value for value in values]
-
-
-def axis_title(comparison: Comparison) -> str:
-    """Returns the name of the metric with its unit."""
-    metric = METRICS[comparison.metric]
-    return f"test {metric.title}{' (%)' if metric.percent else ''}"
+    return [scale_of(comparison.metric) * value for value in values]
 
 
 def columns_of(figure: Figure) -> int:

@@ -19,7 +19,7 @@ from graft.experiments.callbacks import Callbacks
 from graft.experiments.comparison.comparison import Comparison, mean_std, spell, what_is_tried, what_it_is_tried_on
 from graft.experiments.comparison.finished_runs import FinishedRun, find_runs
 from graft.experiments.experiment import ExperimentSettings
-from graft.experiments.many_runs import Outcome, Report, check_jobs, exclusive, file_name
+from graft.experiments.many_runs import Outcome, Report, exclusive, file_name
 from graft.experiments.notebook_table import notebook_table
 from graft.experiments.progress_log import logged
 from graft.experiments.sweep.design import Design
@@ -27,6 +27,7 @@ from graft.experiments.sweep.plan import PlannedRun, plan_runs, run_planned, sui
 from graft.federation.method import Method
 from graft.federation.metric_names import METRICS
 from graft.files import explained, printable, read_text, write_text
+from graft.options import check_jobs
 
 if TYPE_CHECKING:
     import polars

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from graft.errors import InputError, RunError
 from graft.experiments.experiment import Experiment, ExperimentSettings
-from graft.experiments.many_runs import Outcome, Report, check_jobs, default_jobs, exclusive
+from graft.experiments.many_runs import Outcome, Report, default_jobs, exclusive
 from graft.experiments.progress_log import logged
 from graft.experiments.sweep.plan import suit
 from graft.experiments.sweep.sweep import as_list
@@ -24,6 +24,7 @@ from graft.experiments.tuning.trials import Trials
 from graft.experiments.tuning.tuning import Tuning
 from graft.fields import Search
 from graft.files import explained
+from graft.options import check_jobs
 
 
 def tune(
