@@ -1,11 +1,14 @@
-"""Toy federations are too small for threads: on a busy machine they only wait for each other."""
+"""What all tests share."""
+
+import os
 
 import pytest
 import torch
 
 from graft.models.architecture import LayeredModel
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # toy federations are too small for threads: on a busy machine they only wait for each other
+os.environ.pop("COLUMNS", None)  # set in the processes of pytest-xdist: tables are as wide as in one process
 
 
 @pytest.fixture
