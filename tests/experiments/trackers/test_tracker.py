@@ -127,7 +127,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
 def test_a_tracker_is_made_of_a_text():
     assert make_tracker("mlflow:sqlite:///a.db").destination == "sqlite:///a.db"
     assert make_tracker("wandb").destination is None
-    with pytest.raises(InputError, match="There is no tracker 'tensorbord' .did you mean 'tensorboard'"):
+    with pytest.raises(InputError, match=r"There is no tracker 'tensorbord' .did you mean 'tensorboard'"):
         make_tracker("tensorbord:logs")
 
 
