@@ -64,14 +64,20 @@ def test_flags_win_over_the_file_and_the_record_repeats_the_run(elsewhere):
 
 def test_methods_are_compared_in_one_table(elsewhere):
     output = call("run", *SMALL, "--against", "local,centralised", "--out", "demo")
+    assert "centralised" in (elsewhere / "demo" / "report.html").read_text()  # a page of all of them
     assert all(name in output for name in ("fedavg", "local", "centralised", "majority", "own models", "global model"))
-    assert {place.name for place in (elsewhere / "demo").iterdir()} == {"fedavg", "local", "centralised", "majority"}
+    assert {file.parent.name for file in (elsewhere / "demo").rglob("result.json")} == {
+        "fedavg",
+        "local",
+        "centralised",
+        "majority",
+    }
     assert results_of(elsewhere, "demo/majority")[0]["rounds"] == 1
 
 
 def test_the_majority_class_is_one_row_if_it_is_asked_for_too(elsewhere):
     call("run", *SMALL, "--against", "majority", "--out", "demo")
-    assert {place.name for place in (elsewhere / "demo").iterdir()} == {"fedavg", "majority"}
+    assert {file.parent.name for file in (elsewhere / "demo").rglob("result.json")} == {"fedavg", "majority"}
     call("run", *SMALL, "--out", "alone")
     assert (elsewhere / "alone" / "result.json").exists()
 
@@ -285,7 +291,7 @@ class Slow(FedAvg):
 def test_a_method_of_a_file_runs_reports_and_is_compared(elsewhere, monkeypatch):
     (elsewhere / "own.py").write_text(OWN)
     output = call("run", *SMALL, "--method", "own.py:Slow", "--set", "pace=2", "--against", "fedavg", "--out", "demo")
-    assert {place.name for place in (elsewhere / "demo").iterdir()} == {"slow", "fedavg", "majority"}
+    assert {file.parent.name for file in (elsewhere / "demo").rglob("result.json")} == {"slow", "fedavg", "majority"}
     slow, plain = results_of(elsewhere, "demo/slow", "demo/fedavg")
     assert slow["accuracy"] == plain["accuracy"]
     assert slow["method"] == "slow"

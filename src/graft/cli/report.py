@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -53,19 +53,14 @@ def report(
     show_comparison(comparison, file)
 
 
-def finish_run(directory: Path, result: Result) -> dict[str, Any]:
+def finish_run(directory: Path, result: Result) -> None:
     """Write the report of a run; one that was stopped before its time says how to go on and ends the command."""
     if not result.finished:
         say(f"Stopped after round {result.rounds[-1]['round']}; go on with: graft resume {directory}")
         raise typer.Exit(1)
-    return write_page(directory, result.summary)
-
-
-def write_page(directory: Path, summary: dict[str, Any], rounds: list[int] | None = None) -> dict[str, Any]:
     from graft.experiments.reports.report import write_report
 
-    write_report(directory, rounds)
-    return summary
+    write_report(directory)
 
 
 def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool, seeds: int = 1) -> None:
@@ -98,13 +93,16 @@ def show_verdicts(verdicts: Sequence[Verdict], method: str, contribution: bool, 
     say(f"Positive differences are improvements; the interval is {drawn}.{more}")
 
 
-def show_results(results: list[dict[str, Any]], folder: Path) -> None:
-    """Print runs that just ended side by side, and where their records are."""
+def show_results(folders: Sequence[Path], root: Path) -> None:
+    """Print runs that just ended side by side, and where their records are; several get a report of all of them."""
     from graft.experiments.comparison.comparison import Comparison
-    from graft.experiments.comparison.finished_runs import DEFAULTS, FinishedRun
+    from graft.experiments.comparison.finished_runs import read_run
+    from graft.experiments.reports.report import write_comparison_report
 
-    runs = [FinishedRun({**DEFAULTS, **result["experiment"]}, result) for result in results]
-    show_comparison(Comparison(runs), folder)
+    comparison = Comparison([read_run(folder) for folder in folders])
+    if len(folders) > 1:
+        write_comparison_report(comparison, root)
+    show_comparison(comparison, root)
 
 
 def show_comparison(comparison: Comparison, folder: Path) -> None:

@@ -145,9 +145,8 @@ def run_all(
             given = Given(federation=data[data_settings(experiment)])
             callbacks = [progress, *trackers]
             results.append(run_experiment(experiment, folder, overwrite=overwrite, callbacks=callbacks, given=given))
-        with phase_progress(experiment.label, "writing report.html"):
-            finish_run(folder, results[-1])
-    show_results([result.summary for result in results], root)
+        finish_run(folder, results[-1])
+    show_results(folders, root)
     alone = next((result for result in results[1:] if result.summary["method"] == LOCAL), None)
     if alone is not None:
         federation = data[data_settings(experiments[0])]
@@ -192,8 +191,9 @@ def judge_joining(
     contribution: bool,
 ) -> None:
     """Say for each client whether joining helps it, and what it gives to the others."""
-    from graft.cli.report import show_verdicts, write_page
+    from graft.cli.report import show_verdicts
     from graft.experiments.joining import leave_out
+    from graft.experiments.reports.report import write_report
     from graft.experiments.verdicts import write_verdicts
 
     verdicts = federated.against(alone)
@@ -204,7 +204,7 @@ def judge_joining(
                 gain = leave_out(client, federated, federation, experiment, [progress])
             verdicts[client] = verdict.with_contribution(gain)
         write_verdicts(folder, verdicts, LOCAL)
-    write_page(folder, federated.summary)
+    write_report(folder)
     show_verdicts(verdicts, federated.summary["method"], contribution)
 
 
@@ -218,6 +218,5 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
 
     with round_progress(rounds, directory.name) as progress:
         result = runs.resume(directory, callbacks=[progress, *trackers])
-    with phase_progress(directory.name, "writing report.html"):
-        summary = finish_run(directory, result)
-    show_results([summary], directory)
+    finish_run(directory, result)
+    show_results([directory], directory)

@@ -83,11 +83,7 @@ def tune(
     settings = {**given_settings(values), **parse_settings(set_ or [])}
     chosen = choose_methods(methods, flags.get("method"), values.get("method"))
     tried = choose_seeds(seeds, flags.get("seed"), values.get("seed", Experiment.seed))
-    if final_seeds < 0:
-        raise InputError(f"--final-seeds is {final_seeds}; it must be at least 0.")
-    check_jobs(jobs)
-    if timeout is not None and not timeout > 0:
-        raise InputError(f"--timeout is {timeout}; it must be above 0.")
+    check_numbers(final_seeds, jobs, timeout)
     design = Design(
         chosen,
         values={name: value for name, value in values.items() if name not in ("method", "seed", "settings")},
@@ -97,6 +93,20 @@ def tune(
         seeds=tried,
         final_seeds=range(max(tried) + 1, max(tried) + 1 + final_seeds),
     )
+    run_tuning(design, out, jobs, timeout)
+
+
+def check_numbers(final_seeds: int, jobs: int | None, timeout: float | None) -> None:
+    """Refuses numbers that make no sense."""
+    if final_seeds < 0:
+        raise InputError(f"--final-seeds is {final_seeds}; it must be at least 0.")
+    check_jobs(jobs)
+    if timeout is not None and not timeout > 0:
+        raise InputError(f"--timeout is {timeout}; it must be above 0.")
+
+
+def run_tuning(design: Design, out: Path | None, jobs: int | None, timeout: float | None) -> None:
+    """Run a tuning with a view of it, and say what came of it."""
     # All that can be wrong with what was typed is said before PyTorch is imported.
     candidates = design.candidates()
     check_optuna()

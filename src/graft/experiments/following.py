@@ -286,5 +286,5 @@ def kind_of_disk(folder: Path) -> str:
     except (OSError, ValueError):
         return ""
     parents = {str(parent) for parent in (folder.resolve(), *folder.resolve().parents)}
-    matching = [(len(place), kind) for place, kind in mounts if place in parents]
+    matching = [(len(mount), kind) for mount, kind in mounts if mount in parents]
     return max(matching)[1] if matching else ""

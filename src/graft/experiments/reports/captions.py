@@ -57,9 +57,9 @@ def rank_means(comparison: Comparison) -> str:
     if ranking is None:
         return ""
     tested = ranking.friedman
-    found = "" if tested is None else f"Friedman test {spell_p(tested.corrected_p)}; "
+    friedman = "" if tested is None else f"Friedman test {spell_p(tested.corrected_p)}; "
     return (
-        f"Rank: average over the {ranking.columns} columns, 1 is best ({found}ranks closer than "
+        f"Rank: average over the {ranking.columns} columns, 1 is best ({friedman}ranks closer than "
         f"{ranking.critical_difference:.2f} cannot be told apart, Nemenyi)."
     )
 

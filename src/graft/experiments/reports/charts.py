@@ -79,29 +79,28 @@ def curves(
     layers.append({"mark": {"type": "line", "clip": True}, "encoding": {"y": y, "color": colour, **dashes}})
     if marks:
         layers.append(mark_layer(marks, y, colour))
-    layers.append(
-        {
-            "params": [
-                {
-                    "name": "hover",
-                    "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"},
-                }
-            ],
-            "mark": {"type": "point", "filled": True, "size": 55},
-            "encoding": {
-                "y": y,
-                "color": colour,
-                "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
-                "tooltip": tooltip,
-            },
-        }
-    )
+    layers.append(hover_layer(y, colour, tooltip))
     return {
         **figure(height),
         "data": {"values": values},
         "transform": [SHOWN],
         "encoding": {"x": x},
         "layer": layers,
+    }
+
+
+def hover_layer(y: Spec, colour: Spec, tooltip: Sequence[Spec]) -> Spec:
+    """Returns the point nearest to the pointer, with what it says."""
+    nearest = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
+    return {
+        "params": [{"name": "hover", "select": nearest}],
+        "mark": {"type": "point", "filled": True, "size": 55},
+        "encoding": {
+            "y": y,
+            "color": colour,
+            "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
+            "tooltip": tooltip,
+        },
     }
 
 

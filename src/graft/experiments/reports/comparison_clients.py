@@ -25,13 +25,13 @@ def client_blocks(comparison: Comparison) -> list[Block]:
     alone = alone_row(comparison)
     figures, tables = [], []
     for column in comparison.columns:
-        place = f" on {column}" if len(comparison.columns) > 1 else ""
+        where = f" on {column}" if len(comparison.columns) > 1 else ""
         own = {row: scores_of_clients(comparison, row, column) for row in comparison.rows}
         own = {row: values for row, values in own.items() if values}
         if not own:
             continue
         title = METRICS[comparison.metric].title
-        figures.append(Figure(f"Test {title} of clients{place}", spreads(own, axis_title(comparison.metric))))
+        figures.append(Figure(f"Test {title} of clients{where}", spreads(own, axis_title(comparison.metric))))
         gains = {
             row: gain
             for row in own
@@ -39,10 +39,10 @@ def client_blocks(comparison: Comparison) -> list[Block]:
         }
         if gains:
             figures.append(
-                Figure(f"Gain over training alone{place}", spreads(gains, "improvement in points", zero=True))
+                Figure(f"Gain over training alone{where}", spreads(gains, "improvement in points", zero=True))
             )
-            tables.append(gain_table(gains, comparison.metric, column if place else ""))
-        tables += client_table(comparison, column, place)
+            tables.append(gain_table(gains, comparison.metric, column if where else ""))
+        tables += client_table(comparison, column, where)
     if not figures:
         return []
     legend = "Lines are from the lowest to the highest client, bars hold the middle half, ticks are medians."
@@ -95,7 +95,7 @@ def gain_table(gains: dict[str, list[float]], metric: str, column: str) -> Table
     return Table(head, rows, 1, title, "Each client of each seed counts once; in points of the metric.")
 
 
-def client_table(comparison: Comparison, column: str, place: str) -> list[Table]:
+def client_table(comparison: Comparison, column: str, where: str) -> list[Table]:
     """Returns the score of each client under each row, where clients are the same ones with all seeds."""
     runs = [run for row in comparison.rows for run in comparison.cell(row, column).values()]
     names = {tuple(entry["client"] for entry in run.summary.get("per_client", [])) for run in runs}
@@ -112,7 +112,7 @@ def client_table(comparison: Comparison, column: str, place: str) -> list[Table]
     ]
     note = f"The first {MOST_ROWS} of {len(clients)} clients." if len(clients) > MOST_ROWS else ""
     return [
-        Table(("client", *present), rows, 1, f"Test {METRICS[comparison.metric].title} of each client{place}", note)
+        Table(("client", *present), rows, 1, f"Test {METRICS[comparison.metric].title} of each client{where}", note)
     ]
 
 

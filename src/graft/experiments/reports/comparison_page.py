@@ -54,14 +54,14 @@ def comparison_page(comparison: Comparison, title: str = "", tuning: TuningRecor
         f"{len(comparison.columns)} data" if len(comparison.columns) > 1 else comparison.columns[0],
         said_of_seeds(seeds),
     ]
-    found = conclude(comparison)
+    verdict = conclude(comparison)
     if tuning is not None:
         sections = [*tuning_sections(tuning), *sections]
-        found = [*said_of_tuning(tuning), *found]
+        verdict = [*said_of_tuning(tuning), *verdict]
     return Page(
         title=title or (f"Tuning of {title_of(comparison)}" if tuning else title_of(comparison)),
         subtitle=subtitle_of(tuning) if tuning else ", ".join(counted),
-        verdict=found,
+        verdict=verdict,
         warnings=warnings_of(comparison),
         sections=sections,
     )
@@ -162,13 +162,13 @@ def curve_blocks(comparison: Comparison) -> list[Block]:
             losses[row] = mean_points([loss_curve(run) for run in runs])
             marks += best_marks(comparison, row, runs) if series[row] else []
         title = METRICS[comparison.metric].title
-        place = f" on {column}" if several else ""
+        where = f" on {column}" if several else ""
         if any(series.values()):
             spec = curves(series, "round", axis_title(comparison.metric), marks, band="± deviation")
-            figures.append(Figure(f"Test {title}{place}", spec))
+            figures.append(Figure(f"Test {title}{where}", spec))
         if any(losses.values()):
             spec = curves(losses, "round", "mean loss of a round", band="± deviation")
-            figures.append(Figure(f"Training loss{place}", spec))
+            figures.append(Figure(f"Training loss{where}", spec))
     if not figures:
         return [Text("No round of these runs is on record.", "note")]
     note = (
@@ -258,9 +258,9 @@ def traffic_blocks(comparison: Comparison) -> list[Block]:
                 )
             told |= runs[0].summary["communication"].get("before_training", {})
         if len(dots) > 1:
-            place = f" on {column}" if several else ""
+            where = f" on {column}" if several else ""
             spec = points(dots[:MOST_CURVES], "MB sent", axis_title(comparison.metric))
-            figures.append(Figure(f"Test {METRICS[comparison.metric].title} and what it took{place}", spec))
+            figures.append(Figure(f"Test {METRICS[comparison.metric].title} and what it took{where}", spec))
     head = (*(["data"] if several else []), "method", "sent", "a round", "until the best round")
     table = Table((*head, f"{METRICS[comparison.metric].title} per MB"), rows, 2 if several else 1)
     note = Text("Whiskers are from the lowest to the highest seed.", "note")

@@ -45,8 +45,8 @@ class MLflow(Tracker):
             self._run_id = run_id
             self._client.update_run(run_id, status="RUNNING")
             return {"run_id": run_id}
-        known = self._client.get_experiment_by_name(self.experiment)
-        number = known.experiment_id if known else self._client.create_experiment(self.experiment)
+        group = self._client.get_experiment_by_name(self.experiment)
+        number = group.experiment_id if group else self._client.create_experiment(self.experiment)
         run = self._client.create_run(number, tags=links_of(start), run_name=run_name(start))
         self._run_id = run.info.run_id
         self._log_parameters(parameters_of(start))

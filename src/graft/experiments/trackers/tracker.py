@@ -115,8 +115,8 @@ def parameters_of(start: RunStart) -> dict[str, Any]:
 
 def links_of(start: RunStart) -> dict[str, str]:
     """Returns where the record of a run is, and which Graft made it."""
-    place = {} if start.directory is None else {"graft.directory": str(start.directory.resolve())}
-    return {"graft.version": graft.__version__, **place}
+    folder = {} if start.directory is None else {"graft.directory": str(start.directory.resolve())}
+    return {"graft.version": graft.__version__, **folder}
 
 
 def run_name(start: RunStart) -> str:

@@ -33,11 +33,11 @@ class WandB(Tracker):
 
         config = {**parameters_of(start), **links_of(start)}
         chosen = {"name": run_name(start), "job_type": start.experiment.label, **self.options}
-        known = {"id": kept["id"], "resume": "allow"} if isinstance(kept.get("id"), str) else {}
+        resumed = {"id": kept["id"], "resume": "allow"} if isinstance(kept.get("id"), str) else {}
         # Its copy of the terminal's output would hold every frame of a live view.
         settings = wandb.Settings(console="off")
         self._run = wandb.init(
-            project=self.destination or PROJECT, config=config, settings=settings, **{**chosen, **known}
+            project=self.destination or PROJECT, config=config, settings=settings, **{**chosen, **resumed}
         )
         return {"id": self._run.id}
 
