@@ -1,7 +1,6 @@
 """The models that were scored are the models that a person gets: kept, written, resumed and used to predict."""
 
 import json
-import os
 import shutil
 import signal
 from dataclasses import replace
@@ -168,7 +167,7 @@ def test_a_run_that_diverges_keeps_the_best_models_before(tmp_path):
 def test_ctrl_c_keeps_the_best_models(tmp_path):
     def interrupt(record):
         if record["round"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     result = graft.run("fedavg", out=tmp_path / "run", callbacks=[interrupt], **SETTINGS | {"rounds": 50})
     assert not result.finished

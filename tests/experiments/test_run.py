@@ -100,7 +100,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(small, tmp_p
 
     def interrupt(record):
         if record["round"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     half = graft.run("fedprox", out=tmp_path / "half", callbacks=[interrupt], **settings)
     assert not half.finished
@@ -230,7 +230,7 @@ def test_every_input_of_the_python_interface_may_be_an_object(tmp_path):
 
 def test_a_run_given_objects_can_be_resumed_with_them(tmp_path):
     graph = datasets.load("synthetic:nodes=90,degree=6,classes=3,features=8")
-    stop = lambda record: os.kill(os.getpid(), signal.SIGINT) if record["round"] == 2 else None  # noqa: E731
+    stop = lambda record: signal.raise_signal(signal.SIGINT) if record["round"] == 2 else None  # noqa: E731
     graft.run("fedavg", graph, out=tmp_path / "run", clients=3, rounds=5, callbacks=[stop])
     other = datasets.load("synthetic:nodes=90,degree=6,classes=3,features=8,seed=1")
     with pytest.raises(InputError, match="not what this run began with"):
@@ -297,7 +297,7 @@ def test_a_run_in_separate_processes_can_be_stopped_and_resumed_too(small, tmp_p
 
     def interrupt(record):
         if record["round"] == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     assert not graft.run("fedavg", out=tmp_path / "half", callbacks=[interrupt], **settings).finished
     resumed = graft.resume(tmp_path / "half")
@@ -313,7 +313,7 @@ def test_clients_too_small_to_be_scored_leave_no_accuracy_instead_of_a_crash(sma
 
 
 def test_a_run_stopped_before_its_first_evaluation_has_no_accuracy_yet(small, tmp_path):
-    stop = lambda record: os.kill(os.getpid(), signal.SIGINT) if record["round"] == 1 else None  # noqa: E731
+    stop = lambda record: signal.raise_signal(signal.SIGINT) if record["round"] == 1 else None  # noqa: E731
     result = graft.run("fedavg", out=tmp_path / "run", evaluate_every=5, callbacks=[stop], **small)
     assert not result.finished
     assert result.accuracy["test"] is None

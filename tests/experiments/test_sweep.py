@@ -1,6 +1,5 @@
 """Sweeps: which experiments they have, what they are called, and that each is the run that it would be alone."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -250,7 +249,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(monkeypatch):
     def second_is_interrupted(*arguments, **options):
         runs.append(1)
         if len(runs) == 2:
-            options["callbacks"] = [lambda _: os.kill(os.getpid(), signal.SIGINT)]
+            options["callbacks"] = [lambda _: signal.raise_signal(signal.SIGINT)]
         return whole(*arguments, **options)
 
     monkeypatch.setattr(many_runs, "run_experiment", second_is_interrupted)

@@ -1,7 +1,6 @@
 """Methods without a server: who hears what, what is made of it, what it costs, and what is on record."""
 
 import json
-import os
 import signal
 from dataclasses import dataclass, replace
 
@@ -515,7 +514,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_unbroken_one(method, tmp_
 
     def interrupt(record):
         if record["round"] == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     half = graft.run(method, out=tmp_path / "half", callbacks=[interrupt], **settings)
     assert not half.finished
