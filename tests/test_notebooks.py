@@ -57,6 +57,7 @@ def test_researcher_sees_which_method_is_better(tmp_path, monkeypatch):
     assert r"\begin{tabular}" in text
 
 
+@pytest.mark.slow  # docs/tutorial.md, which is run anyway, tells the same story
 def test_analyst_gets_predictions_and_a_verdict_for_each_bank(tmp_path, monkeypatch):
     text = output_of(execute(FOLDER / "bank_to_predictions.ipynb", tmp_path, monkeypatch))
     assert "edges to unknown nodes were dropped" in text

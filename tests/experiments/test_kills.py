@@ -46,7 +46,7 @@ def test_a_run_killed_at_any_call_of_the_file_system_is_resumed_equal(tmp_path, 
 
 
 def test_runs_killed_at_random_moments_are_resumed_equal(tmp_path):
-    outcomes = random_kills(tmp_path, 4, SETTINGS | {"rounds": 60, "checkpoint_every": 1})
+    outcomes = random_kills(tmp_path, 2, SETTINGS | {"rounds": 60, "checkpoint_every": 1})
     assert outcomes.keys() <= FINE, outcomes
 
 

@@ -257,7 +257,11 @@ def test_the_command_line_takes_a_plug_and_its_settings(tmp_path, monkeypatch):
         "--plug", "fedtad", "--method", "fedavg", "--set", "pseudo_nodes=12", "--against", "fedavg", "--out", "b"
     )
     assert compared.exit_code == 0, compared.output
-    assert {one.name for one in (tmp_path / "b").iterdir()} == {"fedavg", "fedavg+fedtad", "majority"}
+    assert {file.parent.name for file in (tmp_path / "b").rglob("result.json")} == {
+        "fedavg",
+        "fedavg+fedtad",
+        "majority",
+    }
     listed = CliRunner().invoke(app, ["list", "plugs"]).output
     assert all(name in listed for name in PLUGS)
     for wrong, said in (

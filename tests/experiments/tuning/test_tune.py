@@ -328,6 +328,7 @@ def test_tuning_in_which_every_trial_fails_is_an_error(fragile):
         graft.tune(fragile, **SMALL, trials=2, settings={"share": 0.9}, fix=["share"])
 
 
+@pytest.mark.slow  # many processes start; a killed tuning is another test
 def test_processes_that_die_cost_their_trials_alone(fragile, tmp_path):
     told = []
     tuning = graft.tune(
