@@ -217,9 +217,14 @@ WORKER: dict[str, Any] = {}  # what a worker process was given when it started
 
 
 def prepare_worker(stop: Any, reports: Any, threads: int) -> None:
+    begin_worker(threads)
+    WORKER.update(stop=stop, reports=reports)
+
+
+def begin_worker(threads: int) -> None:
+    """Makes this process one that works for its parent: it stops when that says so, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells when to stop
     torch.set_num_threads(threads)
-    WORKER.update(stop=stop, reports=reports)
     threading.Thread(target=exit_with_parent, daemon=True).start()
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch
-
 from graft.engines.threads import choose_threads, cores, read_cpu_usage, use_threads
-from graft.experiments.many_runs import apart_from_main, exit_with_parent
+from graft.experiments.many_runs import apart_from_main, begin_worker
 from graft.experiments.tuning.trial import HiddenTests, TrialOrder, TrialOutcome, run_trial
 
 Hears = Callable[[TrialOrder, int, float], bool]  # of a score after so many rounds; says whether the trial ends there
@@ -98,9 +94,7 @@ def start_worker(threads: int) -> Worker:
 
 def work(line: Connection[Any, Any], threads: int) -> None:
     """Runs the trials that come along a line, in a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    torch.set_num_threads(threads)
-    threading.Thread(target=exit_with_parent, daemon=True).start()
+    begin_worker(threads)
     data = HiddenTests()
 
     def prunes(rounds: int, score: float) -> bool:
