@@ -11,6 +11,7 @@ from graft.cli.progress import study_progress
 from graft.cli.sweep import tell_result
 from graft.errors import InputError
 from graft.experiments.free_folder import check_free
+from graft.files import explained
 from graft.methods import METHODS
 from graft.options import check_jobs
 
@@ -61,10 +62,8 @@ def check_folders(root: Path, runs: Sequence[PlannedRun], overwrite: bool) -> No
     for run in runs:
         if run.read() is None and not can_go_on(run.folder, run.experiment):
             check_free(run.folder, overwrite)
-    try:
+    with explained(f"{root} cannot be written to", InputError):
         root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{root} cannot be written to: {error.strerror}.") from error
 
 
 def judge_seeds(result: Sweep, first: PlannedRun) -> None:
