@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from graft.data.graphs import make_graph
 from graft.federation.fleet import group_clients
 from graft.graphs.fleet_graph import build_fleet_graph
 from graft.models import build_model
+from graft.tensors.sparse import BlockSparse
 from tests.toy import SIZES, toy_federation, toy_graph, toy_graphs
 
 CPU = torch.device("cpu")
@@ -118,6 +120,32 @@ def test_selection_equals_laying_out_the_subset(prepared, sparse):
     weights = torch.randn(2, graphs[0].features, 4)
     torch.testing.assert_close(picked.features @ weights, anew.features @ weights)
     assert not torch.equal(picked.degree, laid.select([1, 2]).degree)
+
+
+def thin_graph(nodes, density, degree=1, features=50):
+    random = np.random.default_rng(nodes)
+    x = (random.random((nodes, features)) < density).astype(np.float32)
+    edges = [(node, (node + step) % nodes) for node in range(nodes) for step in range(1, 1 + degree)]
+    graph = make_graph("thin", x, np.array(edges).T, random.integers(0, 3, nodes), classes=3)
+    return replace(graph, x=x)
+
+
+def test_dense_features_with_many_zeros_are_multiplied_as_sparse_ones_on_a_cpu():
+    graphs = [thin_graph(nodes, density=0.12) for nodes in (30, 25)]
+    laid = build_fleet_graph(graphs, CPU)
+    assert isinstance(laid.features, BlockSparse)
+    for client, graph in enumerate(graphs):
+        assert np.array_equal(laid.features.dense()[client, : graph.nodes].numpy(), graph.x)
+    weights = torch.randn(2, 50, 4)
+    torch.testing.assert_close(laid.features @ weights, laid.features.dense() @ weights)
+    assert isinstance(build_fleet_graph([thin_graph(30, density=0.3)], CPU).features, torch.Tensor)
+
+
+def test_dense_features_of_a_graph_with_many_edges_are_propagated_once_instead():
+    assert isinstance(build_fleet_graph([thin_graph(30, density=0.12, degree=1)], CPU).features, BlockSparse)
+    crowded = build_fleet_graph([thin_graph(30, density=0.12, degree=8)], CPU)
+    assert isinstance(crowded.features, torch.Tensor)
+    assert crowded.propagated_features("normalised") is not None
 
 
 def test_graph_without_edges_is_laid_out():

@@ -8,10 +8,18 @@ from graft.federation.clients import Clients
 from graft.federation.fleet import initial_weights
 from graft.federation.server import Server
 from graft.methods.fedproto import FedProto
-from graft.methods.fedtgp import FedTGP, Generator, contrast, generate, nearest_gaps
-from graft.tensors.trees import map_tree
+from graft.methods.fedtgp import (
+    FedTGP,
+    Generator,
+    contrast,
+    contrast_gradient,
+    generate,
+    generator_gradients,
+    nearest_gaps,
+)
+from graft.tensors.trees import flatten, map_tree
 from tests.methods.prototypes import hand_graph, mirror_setup
-from tests.toy import gap, run_rounds, same, toy_graphs, toy_setup
+from tests.toy import gap, run_rounds, same, toy_graphs, toy_setup, trained_tree
 
 LINE = torch.tensor([[[0.0], [1.0], [3.0]]])  # what one client sent of three classes
 ALL = torch.ones(1, 3, dtype=torch.bool)
@@ -147,6 +155,22 @@ def test_server_trains_as_adam_would():
         optimizer.step()
     method.round(server, clients)
     assert gap(server.state.generator, map_tree(torch.Tensor.detach, weights)) < 1e-6
+
+
+@pytest.mark.parametrize(("clients", "classes", "width", "hidden"), [(4, 3, 6, 5), (10, 7, 64, 64), (2, 2, 20, 8)])
+def test_gradients_that_are_written_out_are_those_of_autograd(clients, classes, width, hidden):
+    random = torch.Generator().manual_seed(classes)
+    sent = torch.randn(clients, classes, width, generator=random)
+    owned = torch.rand(clients, classes, generator=random) > 0.3
+    start = map_tree(lambda leaf: leaf.unsqueeze(0), initial_weights(Generator(classes, width, hidden), 0))
+    weights, leaves = trained_tree(start)
+    wanted = torch.autograd.grad(contrast(sent, owned, generate(weights), 1.5), leaves)
+    flat = dict(flatten(start))
+    ours = {path: torch.empty_like(leaf) for path, leaf in flat.items()}
+    generator_gradients(flat, contrast_gradient(sent, owned, torch.tensor(1.5)), ours)
+    torch.testing.assert_close(list(ours.values()), list(wanted), atol=1e-7, rtol=1e-5)
+    generator_gradients(flat, contrast_gradient(sent, owned, torch.tensor(0.0)), ours)
+    assert not torch.allclose(ours["classes"], wanted[0], atol=1e-7, rtol=1e-5)
 
 
 def test_class_that_nobody_has_is_sent_as_absent():

@@ -6,6 +6,7 @@ import torch
 
 from graft.tensors.trees import (
     Tree,
+    add_sums,
     broadcast_tree,
     check_message,
     count_bytes,
@@ -17,7 +18,9 @@ from graft.tensors.trees import (
     stack,
     trainable,
     unflatten,
+    vote_shares,
     weighted_mean,
+    weighted_sum,
 )
 from tests.toy import same
 
@@ -54,6 +57,30 @@ def test_whole_numbers_come_from_the_first_client():
     models = Tree(count=torch.tensor([3, 9]), on=torch.tensor([True, False]), rate=torch.tensor([3.0, 9.0]))
     averaged = weighted_mean(models, torch.tensor([1, 1]))
     assert same(averaged, Tree(count=torch.tensor(3), on=torch.tensor(True), rate=torch.tensor(6.0)))
+
+
+def test_sums_of_some_clients_add_up_to_the_mean_of_all():
+    models = Tree(rate=torch.tensor([1.0, 5.0, 9.0]), count=torch.tensor([3, 4, 5]))
+    shares = vote_shares(torch.tensor([1, 2, 1]))
+    parts = [weighted_sum(select_clients(models, own), shares[own]) for own in (slice(0, 2), slice(2, 3))]
+    assert [part.rate.item() for part in parts] == [2.75, 2.25]
+    assert same(add_sums(parts), Tree(rate=torch.tensor(5.0), count=torch.tensor(3)))
+    assert same(add_sums(parts), weighted_mean(models, torch.tensor([1, 2, 1])))
+    shares_of_their_own = [vote_shares(torch.tensor([1, 2])), vote_shares(torch.tensor([1]))]
+    other = [weighted_sum(select_clients(models, slice(0, 2)), shares_of_their_own[0]), parts[1]]
+    assert not same(add_sums(other), add_sums(parts))
+
+
+def test_sums_are_added_in_the_order_given():
+    large, small = Tree(rate=torch.tensor(1e8)), Tree(rate=torch.tensor(1.0))
+    negative = Tree(rate=torch.tensor(-1e8))
+    assert add_sums([large, negative, small]).rate == 1
+    assert add_sums([large, small, negative]).rate == 0  # 1 is below the rounding of 1e8
+
+
+def test_a_bare_leaf_is_summed_too():
+    assert weighted_sum(torch.tensor([2.0, 4.0]), torch.tensor([0.5, 0.25])) == 2
+    assert add_sums([torch.tensor(1.0), torch.tensor(2.0)]) == 3
 
 
 def test_mean_is_a_copy():

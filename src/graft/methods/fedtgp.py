@@ -4,6 +4,7 @@ learning for data and model heterogeneity in federated learning. AAAI 2024."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +17,14 @@ from graft.fields import Search
 from graft.methods.fedproto import PrototypeMethod
 from graft.methods.fedproto.prototypes import distances, mean_norm, owner_means
 from graft.models.architecture import Model, linear, start_linear
-from graft.tensors.trees import Tree, Weights, flatten, map_tree
-from graft.training.loop import Part, fit
-from graft.training.optimizers import Training, start_adam
+from graft.tensors.trees import Owners, Tree, Weights, flatten, map_tree
+from graft.training.optimizers import Flat, Training, start_adam, update_adam
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.server import Server
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class FedTGP(PrototypeMethod):
         super().start_server(server)
         classes, width = server.state.known.prototypes.shape
         start = server.initial(Generator(classes, width, self.hidden or width))
-        # The training loop wants a client axis; the server is one.
+        # Optimisers want a client axis; the server is one.
         server.state.generator = map_tree(lambda leaf: leaf.unsqueeze(0), start)
         server.state.optimizer = start_adam(dict(flatten(server.state.generator)))
 
@@ -59,14 +61,19 @@ class FedTGP(PrototypeMethod):
         )
         self.send_prototypes(server, clients)
 
+    @torch.no_grad()
     def train_generator(self, server: Server, prototypes: Tensor, owned: Tensor, margin: Tensor) -> None:
-        def loss(parts: Tree, _: None) -> Tensor:
-            return contrast(prototypes, owned, generate(parts.generator), margin).unsqueeze(0)
-
-        part = Part(server.state.generator, loss, server.state.optimizer)
+        """Trains the generator by steps so small that autograd would take most of their time, so gradients are written
+        out."""
+        generator = map_tree(torch.clone, server.state.generator)
+        weights, moments = dict(flatten(generator)), dict(flatten(server.state.optimizer))
+        gradients = {path: torch.empty_like(leaf) for path, leaf in weights.items()}
         training = Training(self.server_epochs, "adam", self.server_learning_rate, weight_decay=0.0)
-        fitted, states, _ = fit({"generator": part}, training)
-        server.state.generator, server.state.optimizer = fitted.generator, states.generator
+        to_prototypes, owners = contrast_gradient(prototypes, owned, margin), Owners(1)
+        for _ in range(training.steps):
+            generator_gradients(weights, to_prototypes, gradients)
+            update_adam(weights, gradients, moments, training, owners)
+        server.state.generator = generator
 
     def margin(self, prototypes: Tensor, owned: Tensor) -> Tensor:
         """Returns the largest distance of a class to its nearest class, at most `margin_cap`; 0 for fewer than two
@@ -90,6 +97,40 @@ def contrast(sent: Tensor, owned: Tensor, prototypes: Tensor, margin: Tensor | f
     logits = -(separation + margin * (classes.unsqueeze(1) == classes))
     losses = functional.cross_entropy(logits.flatten(0, 1), classes.repeat(len(sent)), reduction="none")
     return (losses * owned.flatten()).sum() / owned.sum().clamp(min=1)
+
+
+def contrast_gradient(sent: Tensor, owned: Tensor, margin: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns the function that gives the gradient of `contrast` by the prototypes, from the operations that autograd
+    would run."""
+    points = sent.flatten(0, 1).contiguous()
+    right = torch.eye(sent.shape[1], device=sent.device).repeat(len(sent), 1)
+    handicap = margin * right
+    to_likelihood = right * -(owned.flatten() / owned.sum().clamp(min=1)).unsqueeze(1)
+
+    def gradient(prototypes: Tensor) -> Tensor:
+        separation = distances(points, prototypes)
+        log_likelihood = torch.log_softmax((separation + handicap).neg_(), 1)
+        to_logits = aten._log_softmax_backward_data.default(to_likelihood, log_likelihood, 1, points.dtype)
+        by_prototype = to_logits.neg_().mT.contiguous(), separation.mT.contiguous()
+        to_prototypes: Tensor = aten._cdist_backward.default(by_prototype[0], prototypes, points, 2.0, by_prototype[1])
+        return to_prototypes
+
+    return gradient
+
+
+def generator_gradients(weights: Flat, to_prototypes: Callable[[Tensor], Tensor], out: Flat) -> None:
+    """Writes the gradients of the generator's weights, by their paths, from the function that gives the gradient by its
+    prototypes."""
+    classes, first, second = (weights[path] for path in ("classes", "first/weight", "second/weight"))
+    hidden = torch.bmm(classes, first).add_(weights["first/bias"].unsqueeze(1)).relu_()
+    prototypes = torch.bmm(hidden, second).add_(weights["second/bias"].unsqueeze(1))
+    gradient = to_prototypes(prototypes.squeeze(0)).unsqueeze(0)
+    torch.bmm(hidden.mT, gradient, out=out["second/weight"])
+    torch.sum(gradient, 1, out=out["second/bias"])
+    gradient = aten.threshold_backward.default(torch.bmm(gradient, second.mT), hidden, 0)
+    torch.bmm(classes.mT, gradient, out=out["first/weight"])
+    torch.sum(gradient, 1, out=out["first/bias"])
+    torch.bmm(gradient, first.mT, out=out["classes"])
 
 
 @dataclass(frozen=True)

@@ -125,15 +125,30 @@ def strip_architectures(tree: Tree) -> Tree:
 
 def weighted_mean(models: Any, weights: Tensor) -> Any:
     """Returns the mean of stacked models over the client axis; integer leaves are the first client's."""
-    shares = vote_shares(weights)
+    return weighted_sum(models, vote_shares(weights))
 
-    def mean(leaf: Tensor) -> Tensor:
+
+def weighted_sum(models: Any, shares: Tensor) -> Any:
+    """Returns the sum of stacked models over the client axis, each times its share; integer leaves are the first
+    client's."""
+
+    def total(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             return leaf[0].clone()
-        averaged: Tensor = torch.tensordot(shares.to(leaf), leaf, dims=1)
-        return averaged
+        summed: Tensor = torch.tensordot(shares.to(leaf), leaf, dims=1)
+        return summed
 
-    return map_tree(mean, models)
+    return map_tree(total, models)
+
+
+def add_sums(parts: Sequence[Any]) -> Any:
+    """Returns the sum over all clients from `weighted_sum` over some of them each, added in the order given; integer
+    leaves are those of the first part, which should hold the first client."""
+
+    def add(first: Tensor, *others: Tensor) -> Tensor:
+        return sum(others, first) if first.is_floating_point() else first
+
+    return map_tree(add, parts[0], *parts[1:])
 
 
 def vote_shares(votes: Tensor) -> Tensor:
