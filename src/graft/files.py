@@ -7,13 +7,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graft.errors import InputError, RunError
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Schema = TypeVar("Schema")
 LARGEST_TEXT = 2**30  # bytes of a text file that is read at all
 PART = ".part"  # ends the name of a file that is being written
 
@@ -89,11 +93,20 @@ def parse_json(text: str) -> Any:
 
 def checksum(*parts: bytes | str) -> str:
     """Returns a short checksum of some texts, each of which counts with its length."""
+    return repeated_checksum(parts, len(parts))
+
+
+def repeated_checksum(parts: Sequence[bytes | str], count: int) -> str:
+    """Returns the `checksum` of so many texts, of which entry k is part k modulo their number."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        content = part.encode() if isinstance(part, str) else part
-        digest.update(len(content).to_bytes(8, "little"))
-        digest.update(content)
+    contents = [part.encode() if isinstance(part, str) else part for part in parts]
+    framed = [len(content).to_bytes(8, "little") + content for content in contents]
+    once = b"".join(framed)
+    times, more = divmod(count, max(len(framed), 1))
+    block = max(1, min(times, 2**20 // max(len(once), 1)))  # about a megabyte at a time
+    for _ in range(times // block):
+        digest.update(once * block)
+    digest.update(once * (times % block) + b"".join(framed[:more]))
     return digest.hexdigest()
 
 
@@ -117,6 +130,27 @@ def unseal(sealed: Any, *bound_to: str) -> dict[str, Any]:
     if sealed["checksum"] != checksum(canonical(content), *bound_to):
         raise ValueError("its checksum does not match what it holds")
     return content
+
+
+def parse_sealed(sealed: Any, schema: TypeAdapter[Schema], format: str, where: str, *bound_to: str) -> Schema:
+    """Returns what a sealed JSON value holds, checked against its checksum, its format and its schema."""
+    from pydantic import ValidationError
+
+    written = sealed.get("format") if isinstance(sealed, dict) else None
+    if isinstance(written, str) and written.startswith(format.rstrip("0123456789")) and written != format:
+        raise InputError(
+            f"{where} has the format {printable(written)[:40]} of another version of Graft; this one reads {format}, "
+            f"so go on with that version."
+        )
+    values = unseal(sealed, *bound_to)
+    try:
+        contents = schema.validate_json(json.dumps(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if written != format:
+        raise ValueError(f"its format is {written!r}, not {format!r}")
+    return contents
 
 
 class Lock:

@@ -1,6 +1,7 @@
-"""What the machine has free."""
+"""What the machine has free, and what this program has used of it."""
 
 import re
+import sys
 from pathlib import Path
 
 UNKNOWN_RAM = 4 * 10**9  # a machine that does not say gets by with 4 GB
@@ -14,6 +15,17 @@ def free_ram() -> int:
     if limit and used:
         limits.append(limit[0] - used[0])
     return max(min(limits, default=UNKNOWN_RAM), 0)
+
+
+def peak_ram() -> int:
+    """Returns the most bytes of RAM that this program has held; `getrusage` would count the program that started it."""
+    peak = _read_numbers("/proc/self/status", r"VmHWM:\s+(\d+)")
+    if peak:
+        return 1024 * peak[0]
+    import resource  # which not every system has
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else 1024 * used
 
 
 def _read_numbers(path: str, pattern: str) -> list[int]:

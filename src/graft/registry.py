@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Entry = TypeVar("Entry")
 FILE_MODULE = "graft_file_"  # a module of this name and an encoded path is loaded from that path
+COPIES: dict[Path, Path] = {}  # files of another machine, by their paths there, and where their copies are on this one
 
 
 class UnknownName(InputError, KeyError):
@@ -53,9 +54,14 @@ class Reference(NamedTuple):
         return Path(self.where).expanduser().resolve()
 
     @property
+    def file(self) -> Path:
+        """Returns where its file can be read."""
+        return COPIES.get(self.path, self.path)
+
+    @property
     def module(self) -> str:
         """Returns the name under which it is imported, the same in every process."""
-        return file_module(self.path) if self.is_file else self.where
+        return file_module(self.file) if self.is_file else self.where
 
     def __str__(self) -> str:
         """As it is kept in a record: a file by its absolute path, so that it is found from any folder."""
@@ -134,7 +140,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         if not reference.is_file:
             return
         try:
-            names = top_level_names(reference.path)
+            names = top_level_names(reference.file)
         except SourceError as error:
             raise InputError(f"{self.noun.capitalize()} '{name}' cannot be loaded: {error}.") from None
         if names is not None and reference.attribute not in names:
@@ -145,7 +151,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         if name in self.added:
             return None
         reference = self.reference(name)
-        return read_class(reference.path if reference.is_file else reference.where, reference.attribute)
+        return read_class(reference.file if reference.is_file else reference.where, reference.attribute)
 
     def resolved(self, name: str) -> str:
         """Returns the name as it is kept in a record: your own file by its absolute path."""
@@ -212,7 +218,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def _import(self, name: str, reference: Reference) -> ModuleType:
         if name in self.targets:
             return import_module(reference.module)  # our own code: what goes wrong there is no one's input
-        if reference.is_file and not reference.path.is_file():
+        if reference.is_file and not reference.file.is_file():
             raise InputError(f"{self.noun.capitalize()} '{name}' cannot be loaded: there is no file {reference.where}.")
         try:
             return import_module(reference.module)
@@ -243,7 +249,7 @@ def describe_failure(error: BaseException, reference: Reference | None) -> str:
     summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
     files = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
     frames = [frame for frame in files if frame.filename != __file__]
-    own = [frame for frame in frames if reference and reference.is_file and Path(frame.filename) == reference.path]
+    own = [frame for frame in frames if reference and reference.is_file and Path(frame.filename) == reference.file]
     last = (own or frames)[-1:]
     return "".join([summary, *(f", in {frame.filename}, line {frame.lineno}" for frame in last)])
 

@@ -21,8 +21,8 @@ def test_unknown_name_is_refused_with_the_list_and_a_guess():
         load("zzzz")
 
 
-def test_names_are_the_ten_datasets():
-    wanted = "digits cora citeseer pubmed photo computers cs physics ogbn-arxiv synthetic"
+def test_names_are_those_of_the_table():
+    wanted = "digits cora citeseer pubmed photo computers cs physics ogbn-arxiv synthetic generated"
     assert names() == wanted.split()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from graft.cli.console import complain, out_console, safe, say
+from graft.data import is_sharded
 from graft.data.data_file import check_names, read_data_file, read_schema
 from graft.data.schema import ClientFiles, Schema
 from graft.errors import InputError
@@ -22,13 +23,18 @@ MOST_CLASSES = 4  # whose shares are shown one by one
 
 
 def check(
-    data: Annotated[list[str], typer.Argument(help="Folders with tables, .npz files, or one data file (.toml).")],
+    data: Annotated[
+        list[str], typer.Argument(help="Folders with tables, .npz files, one data file (.toml), or shards.")
+    ],
     schema: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="A TOML file that says what the columns mean, as the table schema of a data file does."),
     ] = None,
 ) -> None:
     """Say what tables hold, what was inferred of them, and all that is wrong: exit code 2 if anything is."""
+    if len(data) == 1 and is_sharded(data[0]):
+        check_shards(data[0])
+        return
     clients, declared = find_clients(data, schema)
     sources, problems = load_all(clients, declared)
     names = list(sources)
@@ -37,6 +43,21 @@ def check(
     if problems:
         complain("\n".join(problems))
         raise typer.Exit(2)
+    say("No problem was found.")
+
+
+def check_shards(source: str) -> None:
+    """Reads all that shards hold, one client at a time, and says what it is; damage is refused."""
+    from graft.data.shards import ShardedGraphs
+
+    graphs = ShardedGraphs(source)
+    nodes, edges = graphs.nodes(), graphs.edges()
+    for client, graph in enumerate(graphs):
+        graphs.scoring(client)
+        if (graph.nodes, graph.edge_count) != (nodes[client], edges[client]):
+            raise InputError(f"Client {client} of {source} has another size than its manifest says.")
+    sizes = f"{int(nodes.sum()):,} nodes and {int(edges.sum()):,} edges"
+    say(f"{graphs.name}: shards of {len(graphs):,} clients with {sizes}, {graphs.features:,} features.")
     say("No problem was found.")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from graft.cli.console import out_console, safe, say
-from graft.data import check_partition, count_clients, parse_dataset
+from graft.data import check_partition, is_one_graph, parse_dataset
 from graft.errors import InputError
 from graft.options import split_options
 
@@ -28,7 +28,7 @@ def partition(
     from graft.data.preparation import encode
     from graft.data.sources import open_data
 
-    if count_clients(dataset) is not None:
+    if not is_one_graph(dataset):
         raise InputError(f"In {dataset} every client brings its own graph: nothing is shared out.")
     data: Any = open_data(dataset)
     (graph,) = encode([data], [data.name]).graphs

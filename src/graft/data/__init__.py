@@ -24,9 +24,12 @@ DATASETS: Registry[Callable[..., Any]] = Registry(
         "physics": "graft.data.datasets:physics",
         "ogbn-arxiv": "graft.data.datasets:arxiv",
         "synthetic": "graft.data.datasets:synthetic",
+        "generated": "graft.data.generated:Generated",
     },
     group="graft.datasets",
 )
+GENERATED = "generated"  # the one dataset in which every client has a graph of its own
+SHARDS = "shards.json"  # makes a folder or a URL a dataset of clients whose graphs are read one by one
 SUFFIXES = ("lcc",)  # what may follow a dataset's name: its largest connected component
 
 PARTITIONS: Registry[Callable[..., Any]] = Registry(
@@ -62,6 +65,8 @@ def parse_dataset(source: str) -> DatasetName:
     """Returns the parts of a dataset's text; one that does not exist is refused, and nothing is imported."""
     if not source.strip():
         raise InputError("The dataset is an empty text: give a name, a file or a folder.")
+    if is_url(source):
+        return DatasetName(source)
     rest, _, last = source.rpartition(":")
     if last in SUFFIXES and rest:
         return parse_dataset(rest)._replace(suffix=last)
@@ -82,6 +87,26 @@ def parse_dataset(source: str) -> DatasetName:
         )
     hint = close_to(name.lower(), DATASETS)
     raise InputError(f"There is no dataset or file '{source}'{hint}; the datasets are {', '.join(DATASETS)}.")
+
+
+def is_url(source: str) -> bool:
+    """Returns whether a dataset's text is a URL, which only shards have, and no path."""
+    return "://" in source
+
+
+def is_sharded(source: str) -> bool:
+    """Returns whether a dataset's text is the place of shards."""
+    return is_url(source) or (Path(source) / SHARDS).is_file()
+
+
+def is_generated(source: str) -> bool:
+    """Returns whether a dataset's text asks for clients whose graphs are made one by one."""
+    return source.partition(":")[0].lower() == GENERATED
+
+
+def is_one_graph(dataset: str) -> bool:
+    """Returns whether a dataset is one graph, to be shared out among clients."""
+    return not is_sharded(dataset) and not is_generated(dataset) and count_clients(dataset) is None
 
 
 def parse_graphs(graphs: list[str]) -> dict[str, Path]:

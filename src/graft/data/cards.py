@@ -115,6 +115,7 @@ def _shares(parts: Ints, wholes: Ints) -> list[float | None]:
     return [int(part) / int(whole) if whole else None for part, whole in zip(parts, wholes, strict=True)]
 
 
-def save(card: Mapping[str, Any], membership: Ints, path: str | Path) -> None:
-    """Writes a card with its membership as JSON, which `partition(by=path)` reads back."""
-    write_text(Path(path), json.dumps({**card, "membership": membership.tolist()}) + "\n")
+def save(card: Mapping[str, Any], membership: Ints | None, path: str | Path) -> None:
+    """Writes a card as JSON, with its membership, if there is one, for `partition(by=path)` to read back."""
+    owners = {} if membership is None else {"membership": membership.tolist()}
+    write_text(Path(path), json.dumps({**card, **owners}) + "\n")

@@ -1,13 +1,14 @@
 """Where graphs come from: a name, a file, a folder or a PyG `Data`."""
 
 import inspect
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graft.data import DATASETS, SUFFIXES, default_root, parse_dataset
+from graft.data import DATASETS, SUFFIXES, default_root, is_generated, is_sharded, parse_dataset
 from graft.data.arrays import DAMAGED_FILE_ERRORS
 from graft.data.graphs import Graph, largest_component, make_graph
 from graft.data.npz import read_npz
@@ -41,6 +42,8 @@ def names() -> list[str]:
 
 def _load_name_or_path(source: str, root: Path) -> Graph:
     name, options, suffix = parse_dataset(source)
+    if is_generated(name) or is_sharded(name):
+        raise InputError(f"'{source}' has a graph for every client and is not the one graph that is asked for.")
     if name in DATASETS.targets:
         graph: Graph = DATASETS[name](root, options)
     elif name in DATASETS or parse_reference(name):
@@ -151,18 +154,22 @@ def synthetic(root: Path, settings: str) -> Graph:  # noqa: ARG001
     """A generated graph, with settings such as 'nodes=1000,degree=10'."""
     parameters = inspect.signature(generate).parameters.items()
     kinds = {name: parameter.annotation for name, parameter in parameters if name != "name"}
+    values = parse_settings("The synthetic graph", kinds, settings)
+    return generate(**values, name=f"synthetic:{settings}" if settings else "synthetic")
+
+
+def parse_settings(what: str, kinds: Mapping[str, type], settings: str) -> dict[str, Any]:
+    """Returns the values in a text such as 'nodes=1000,degree=10', of the kinds that they should have."""
     values: dict[str, Any] = {}
     for setting in filter(None, settings.split(",")):
         key, _, text = (part.strip() for part in setting.partition("="))
         if key not in kinds:
-            raise InputError(f"The synthetic graph has no setting '{key}'; its settings are {', '.join(kinds)}.")
+            raise InputError(f"{what} has no setting '{key}'; its settings are {', '.join(kinds)}.")
         try:
             values[key] = kinds[key](text)
         except ValueError as error:
-            raise InputError(
-                f"The synthetic graph's setting {key} is a {TYPE_NAMES[kinds[key]]}, not '{text}'."
-            ) from error
-    return generate(**values, name=f"synthetic:{settings}" if settings else "synthetic")
+            raise InputError(f"{what}'s setting {key} is a {TYPE_NAMES[kinds[key]]}, not '{text}'.") from error
+    return values
 
 
 TYPE_NAMES = {int: "whole number", float: "number"}

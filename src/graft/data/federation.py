@@ -15,6 +15,7 @@ from graft.data import OWN_GRAPHS, cards, partitions, perturbations, splits
 from graft.data.client_graphs import Federation, join
 from graft.data.exchange import Exchange
 from graft.data.graphs import MASKS, Graph, Ints, cut, keep_edges, subgraph
+from graft.data.lazy_graphs import ClientGraphs
 from graft.data.perturbations import Perturbation
 from graft.data.preparation import (
     Encoded,
@@ -35,9 +36,9 @@ from graft.errors import DataWarning, InputError
 class FederationData:
     """The graphs of all clients, split and ready to train on."""
 
-    graph: Graph  # the whole graph, with the union of the clients' masks
-    membership: Ints  # [N], the client of every node
-    clients: list[Graph]
+    graph: Graph | None  # the whole graph, with the union of the clients' masks; None where nobody has it in memory
+    membership: Ints | None  # [N], the client of every node; None with the graph
+    clients: Sequence[Graph]  # a list, or `ClientGraphs` that are read or made one by one
     card: dict[str, Any]
     clean: FederationData | None = None  # what models are scored on, where they are trained on other data
     names: tuple[str, ...] | None = None  # of the clients; None: they have numbers only
@@ -45,6 +46,34 @@ class FederationData:
     positive: int | None = None  # the class of interest, if one was named
     notes: Sequence[str] = ()  # what tables were taken for, and what a person should know of them
     exchange: Exchange = field(default_factory=Exchange)  # what clients agreed on before they trained
+
+    @property
+    def lazy(self) -> ClientGraphs | None:
+        """Returns the graphs of clients where they are not in memory."""
+        return self.clients if isinstance(self.clients, ClientGraphs) else None
+
+    @property
+    def _about(self) -> Graph | ClientGraphs:
+        """Returns what knows the name, the features and the classes."""
+        return self.graph or self.lazy or self.clients[0]
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the dataset."""
+        return self._about.name
+
+    @property
+    def features(self) -> int:
+        """Returns the number of features of a node."""
+        return self._about.features
+
+    @property
+    def classes(self) -> int:
+        return self._about.classes
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._about.class_names
 
     @property
     def hash(self) -> str:
@@ -56,14 +85,17 @@ class FederationData:
     def graph_hash(self) -> str:
         """Returns the SHA-256 of the edges and labels of all nodes, which runs share whatever their seed is: features
         may be scaled by a split, and labels and edges are those before a perturbation."""
-        return cards.graph_hash((self.clean or self).graph)
+        graphs = (self.clean or self).clients
+        return graphs.graph_hash if isinstance(graphs, ClientGraphs) else cards.graph_hash((self.clean or self).whole)
 
     @cached_property
     def data_hash(self) -> str:
         """Returns the hash of everything that models are trained and scored on; a second or two for a gigabyte."""
-        whole = [self.graph] if self.clean is None else [self.graph, self.clean.graph]
+        if self.lazy is not None:
+            return self.lazy.hash
+        whole = [self.whole] if self.clean is None else [self.whole, self.clean.whole]
         perturbed = self.clients if "perturbation" in self.card else []
-        return cards.data_hash([*whole, *perturbed], self.membership)
+        return cards.data_hash([*whole, *perturbed], self.owners)
 
     @property
     def partition(self) -> str:
@@ -74,10 +106,35 @@ class FederationData:
         return ", ".join(filter(None, words))
 
     @property
-    def described(self) -> list[Graph]:
+    def described(self) -> Sequence[Graph]:
         """Returns the clients' graphs as records describe them: perturbed, but with nodes that training does not
         see."""
         return self.clean.clients if self.card.get("inductive") and self.clean is not None else self.clients
+
+    @property
+    def sizes(self) -> tuple[Ints, Ints]:
+        """Returns how many nodes and how many undirected edges every client has, as records describe them."""
+        graphs = self.described
+        if isinstance(graphs, ClientGraphs):
+            return graphs.nodes(), graphs.edges()
+        sizes = np.array([(graph.nodes, graph.edge_count) for graph in graphs], np.int64)
+        return sizes[:, 0], sizes[:, 1]
+
+    @property
+    def whole(self) -> Graph:
+        """Returns the whole graph; refused where the clients' graphs are read or made one by one."""
+        if self.graph is None:
+            raise InputError(
+                f"All data of '{self.name}' are asked for in one place, but its {len(self.clients):,} clients' graphs "
+                f"are read or made one by one, where they train: use a method that leaves them there, as fedavg."
+            )
+        return self.graph
+
+    @property
+    def owners(self) -> Ints:
+        """Returns the client of every node of the whole graph, [N]."""
+        assert self.membership is not None, "a whole graph comes with the client of every node"
+        return self.membership
 
     def client_name(self, client: int) -> str | int:
         """Returns what people call a client: its name, or its number."""
@@ -87,7 +144,7 @@ class FederationData:
         """Returns the whole graph as if one party held it, with all edges or with those inside clients only."""
         if edges not in POOLS:
             raise InputError(f"There are no edges='{edges}' to pool; choose one of {', '.join(POOLS)}.")
-        return POOLS[edges](self.graph, self.membership)
+        return POOLS[edges](self.whole, self.owners)
 
 
 def _inside(graph: Graph, membership: Ints) -> Graph:
@@ -215,11 +272,11 @@ def without_test_nodes(whole: FederationData, by_time: bool) -> FederationData:
     they have."""
     parts = [splits.training_graph(part, by_time) for part in whole.clients]
     kept = [splits.seen_in_training(part, by_time) for part in whole.clients]
-    order = np.argsort(whole.membership, kind="stable")
-    nodes = np.empty(whole.graph.nodes, bool)
+    order = np.argsort(whole.owners, kind="stable")
+    nodes = np.empty(whole.whole.nodes, bool)
     nodes[order] = np.concatenate(kept)
-    membership = whole.membership[nodes]
-    graph = perturbations.assemble(subgraph(whole.graph, np.flatnonzero(nodes)), parts, membership)
+    membership = whole.owners[nodes]
+    graph = perturbations.assemble(subgraph(whole.whole, np.flatnonzero(nodes)), parts, membership)
     card = {**whole.card, "inductive": True}
     return replace(whole, graph=graph, membership=membership, clients=parts, card=card, clean=whole)
 
@@ -229,9 +286,9 @@ def perturbed(clean: FederationData, perturbation: Perturbation, features: str =
     if clean.clean is not None and perturbation.evaluate_on == "perturbed":
         raise InputError("evaluate_on is perturbed, but test nodes that training does not see are not perturbed.")
     parts = perturbations.perturb(clean.clients, perturbation, clean.card["seed"], features)
-    whole = perturbations.assemble(clean.graph, parts, clean.membership)
+    whole = perturbations.assemble(clean.whole, parts, clean.owners)
     method, seed, options = (clean.card[name] for name in ("method", "seed", "options"))
-    card = {**clean.card, **cards.card(whole, clean.membership, method, seed, options, clean.names)}
+    card = {**clean.card, **cards.card(whole, clean.owners, method, seed, options, clean.names)}
     card["perturbation"] = perturbations.describe(parts, perturbation)
     scored = (clean.clean or clean) if perturbation.evaluate_on == "clean" else None
     return replace(clean, graph=whole, clients=parts, card=card, clean=scored)

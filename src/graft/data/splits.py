@@ -47,6 +47,12 @@ def split(
     return parts
 
 
+def split_client(graph: Graph, client: int, ratios: str | Sequence[float], seed: int) -> Graph:
+    """Returns one client's graph with the masks that `split` would give it among all."""
+    draw = _drawing(ratios, stratify=True, rounding="largest_remainder", min_train=1)
+    return draw(f"Client {client}", graph, stream("split", seed, client))
+
+
 def is_by_time(ratios: str | Sequence[float]) -> bool:
     """Returns whether a split is by time."""
     return isinstance(ratios, str) and ratios.startswith(BY_TIME)

@@ -30,23 +30,43 @@ def generate(
     `degree` is the mean number of neighbours, `homophily` the share of edges inside a class, `signal` the distance
     between two class means in standard deviations of the noise, and `exponent` that of the degrees' power law.
     """
-    _check(nodes, degree, classes, homophily, features, signal, exponent)
-    edges = round(nodes * degree / 2)
-    inside = round(edges * homophily)
-    _check_density(nodes, classes, inside, edges - inside)
+    check_model("The synthetic graph", nodes, degree, classes, homophily, features, signal, exponent)
     rng = stream("synthetic", seed)
+    y, ends = draw_edges(nodes, degree, classes, homophily, exponent, rng)
+    means = draw_means(classes, features, signal, rng)
+    return make_graph(name, draw_features(y, means, rng), ends, y, classes)
+
+
+def draw_edges(
+    nodes: int, degree: float, classes: int, homophily: float, exponent: float, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Returns the class of every node, and every edge once, [2, edges]."""
+    inside, across = _count_edges(nodes, degree, homophily)
     y = rng.permutation(np.arange(nodes) % classes)
     propensity = np.minimum((1 - rng.random(nodes)) ** (-1 / (exponent - 1)), np.sqrt(nodes))
     sampler = _PairSampler(y, propensity, rng)
-    pairs = np.concatenate([sampler.sample(inside, same=True), sampler.sample(edges - inside, same=False)])
-    ends = np.stack(np.divmod(pairs, nodes))
-    del pairs
-    return make_graph(name, _features(y, classes, features, signal, rng), ends, y, classes)
+    pairs = np.concatenate([sampler.sample(inside, same=True), sampler.sample(across, same=False)])
+    return y, np.stack(np.divmod(pairs, nodes))
 
 
-def _check(
-    nodes: int, degree: float, classes: int, homophily: float, features: int, signal: float, exponent: float
+def _count_edges(nodes: int, degree: float, homophily: float) -> tuple[int, int]:
+    """Returns the number of edges inside classes, and of those between them."""
+    edges = round(nodes * degree / 2)
+    inside = round(edges * homophily)
+    return inside, edges - inside
+
+
+def check_model(
+    what: str,
+    nodes: int,
+    degree: float,
+    classes: int,
+    homophily: float,
+    features: int,
+    signal: float,
+    exponent: float,
 ) -> None:
+    """Refuses settings that no graph can have; `what` it is begins the sentence."""
     rules = [
         (nodes >= 2, "nodes", nodes, "at least 2"),
         (0 < degree < nodes, "degree", degree, f"above 0 and below the number of nodes, {nodes}"),
@@ -59,17 +79,18 @@ def _check(
     ]
     for holds, setting, value, bound in rules:
         if not holds:
-            raise InputError(f"The synthetic graph cannot have {setting}={value}: it must be {bound}.")
+            raise InputError(f"{what} cannot have {setting}={value}: it must be {bound}.")
+    _check_density(what, nodes, classes, *_count_edges(nodes, degree, homophily))
 
 
-def _check_density(nodes: int, classes: int, inside: int, across: int) -> None:
+def _check_density(what: str, nodes: int, classes: int, inside: int, across: int) -> None:
     sizes = np.bincount(np.arange(nodes) % classes)
     possible_inside = int((sizes * (sizes - 1)).sum()) // 2
     possible_across = nodes * (nodes - 1) // 2 - possible_inside
     for edges, possible, where in ((inside, possible_inside, "inside"), (across, possible_across, "between")):
         if 2 * edges > possible:
             raise InputError(
-                f"The synthetic graph is too dense: {edges} edges {where} classes were asked for, and at most half "
+                f"{what} is too dense: {edges} edges {where} classes were asked for, and at most half "
                 f"of the {possible} possible ones can be drawn; lower the degree or the number of classes."
             )
 
@@ -114,9 +135,14 @@ class _PairSampler:
         return keys
 
 
-def _features(y: Ints, classes: int, width: int, signal: float, rng: np.random.Generator) -> NDArray[np.float32]:
-    means = rng.standard_normal((classes, width), dtype=np.float32) * np.float32(signal / np.sqrt(2 * width))
-    x = rng.standard_normal((len(y), width), dtype=np.float32)
+def draw_means(classes: int, width: int, signal: float, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Returns the mean of the features of each class, [classes, features]."""
+    return rng.standard_normal((classes, width), dtype=np.float32) * np.float32(signal / np.sqrt(2 * width))
+
+
+def draw_features(y: Ints, means: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
+    """Returns the features of every node: the mean of its class, and noise."""
+    x = rng.standard_normal((len(y), means.shape[1]), dtype=np.float32)
     for first in range(0, len(y), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
         x[rows] += means[y[rows]]
