@@ -18,7 +18,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedomd import FedOMD
 from graft.tensors.trees import Tree, map_tree, unsqueeze_to
-from graft.testing import ContractError, capture, check_method, claims, contract, leaks, wire
+from graft.testing import ContractError, averages, capture, check_method, claims, contract, leaks, wire
 from graft.testing.raw_data import find_raw_data
 from graft.testing.toy import toy_graph
 
@@ -127,6 +127,51 @@ class VotesByItsLabels(FedAvg):
 
 class SaysThatItsVoteIsAFingerprint(FedAvg):
     reveals: ClassVar = {"train/weight": STATISTICS}
+
+
+class LooksAtEveryModel(FedAvg):
+    averages: ClassVar = ("train/model",)
+
+    def aggregate(self, server, clients, replies):  # noqa: ARG002
+        server.state.model = map_tree(lambda leaf: leaf.median(0).values, replies.model)
+
+
+class LooksAtOneReply(FedAvg):
+    averages: ClassVar = ("train/model",)
+
+    def aggregate(self, server, clients, replies):
+        super().aggregate(server, clients, replies)
+        server.record(vote=replies[replies.clients[0]].weight)
+
+
+class AveragesItsVotesToo(FedAvg):
+    averages: ClassVar = ("train/model", "train/weight")
+
+
+class AveragesWhatIsNotSent(FedAvg):
+    averages: ClassVar = ("train/models",)
+
+
+class AveragesAPartOfAField(FedAvg):
+    averages: ClassVar = ("train/model/head",)
+
+
+class AsksWhereTheReplyIs(FedAvg):
+    """A server that does something else where it has every model in its hands."""
+
+    averages: ClassVar = ("train/model",)
+
+    def aggregate(self, server, clients, replies):
+        super().aggregate(server, clients, replies)
+        if all("model" in part for _, part in replies.parts):
+            server.state.model = map_tree(lambda leaf: 0.9 * leaf, server.state.model)
+
+
+class DoesNotSayThatItAverages(FedAvg):
+    """Its own aggregation: what its base declares does not count any more."""
+
+    def aggregate(self, server, clients, replies):  # noqa: ARG002
+        server.state.model = map_tree(lambda leaf: leaf.median(0).values, replies.model)
 
 
 class AddsStateLate(FedAvg):
@@ -238,6 +283,16 @@ BROKEN = [
     (contract.a_fleet_equals_its_clients_one_by_one, ReadsOthersOfItsFleet, "in a fleet"),
     (wire.in_process_equals_messages_as_bytes, SharesADictionary, "when messages are bytes"),
     (wire.in_process_equals_messages_as_bytes, GoesAroundTheCount, r"up=0.* on record"),
+    (averages.averaged_fields_are_read_as_means_alone, LooksAtEveryModel, r"'model' in `averages`, .* only the mean"),
+    (averages.averaged_fields_are_read_as_means_alone, LooksAtOneReply, r"'model' in `averages`, .* only the mean"),
+    (
+        averages.averaged_fields_are_read_as_means_alone,
+        AveragesItsVotesToo,
+        r"'weight' in `averages`, .* only the mean",
+    ),
+    (averages.averaged_fields_are_read_as_means_alone, AveragesWhatIsNotSent, "train/models is declared in `averages`"),
+    (averages.averaged_fields_are_read_as_means_alone, AveragesAPartOfAField, "train/model/head is declared"),
+    (averages.averaged_fields_are_read_as_means_alone, AsksWhereTheReplyIs, "the server differs by .* in two halves"),
     (contract.resumed_equals_unbroken, RemembersOutsideItsState, "the server differs after a resume"),
     (contract.clients_that_are_not_asked_keep_their_state, AsksEverybody, r"\[0, 1, 2, 3\] were changed"),
     (contract.messages_are_trees, SendsAnObject, "holds a FleetGraph at 'graph'"),
@@ -265,6 +320,19 @@ BROKEN = [
 def test_a_method_that_breaks_a_claim_is_caught(claim, broken, reason):
     with pytest.raises(GraftError, match=reason):
         claim(broken)
+
+
+def test_an_aggregation_of_its_own_takes_the_averages_of_its_base_back():
+    assert DoesNotSayThatItAverages.averages == ()
+    averages.averaged_fields_are_read_as_means_alone(DoesNotSayThatItAverages)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgkc", "fedomd"])
+def test_half_of_a_mean_is_not_the_mean(method, monkeypatch):
+    averages.averaged_fields_are_read_as_means_alone(method)
+    monkeypatch.setattr(averages, "add_sums", lambda parts: parts[0])
+    with pytest.raises(ContractError, match=r"differs by .* in two halves"):
+        averages.averaged_fields_are_read_as_means_alone(method)
 
 
 def dense_adjacency(fleet):

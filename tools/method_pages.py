@@ -107,7 +107,11 @@ def reveals_region(name: str) -> str:
     if not fields:
         return "Nothing but [what every method sends](index.md#what-every-method-sends) leaves a client."
     rows = [reveals_row(field, reveals) for field, reveals in fields.items()]
-    return f"What leaves a client, and what that reveals of its data:\n\n{table_of(rows)}"
+    text = f"What leaves a client, and what that reveals of its data:\n\n{table_of(rows)}"
+    averages = ", ".join(f"`{field}`" for field in METHODS[name].averages)
+    if not averages:
+        return text
+    return f"{text}\n\nOf {averages} the server uses nothing but averages, which workers of a cluster sum themselves."
 
 
 def reveals_row(field: str, reveals: Reveals) -> dict[str, str]:

@@ -1,5 +1,9 @@
 """A session: who takes part, what a round returns, and going on from a state."""
 
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +15,7 @@ from graft.methods.dfed_sst import DFedSST
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgta import FedGTA
 from graft.methods.local import Local
+from graft.tensors.randomness import seed_for
 from graft.tensors.trees import Tree
 from graft.testing.toy import gap, same, toy_setup
 
@@ -31,6 +36,29 @@ def test_a_share_of_the_clients_is_drawn_anew_in_every_round():
     assert draws != [other.participants(number) for number in range(1, 30)]
     assert session_of(Local(), clients=10, participation=0.01).participants(1) != []
     assert session_of(Local(), clients=3).participants(5) == [0, 1, 2]
+
+
+class Registered:
+    """An engine that has a million clients and does nothing."""
+
+    def members(self):
+        return range(1_000_000)
+
+
+def test_a_few_of_a_million_are_drawn_without_a_list_of_all():
+    setup = replace(toy_setup(Local()), participation=1e-5)
+    session = Session(setup, Registered())
+    tracemalloc.start()
+    drawn = session.participants(3)
+    few = tracemalloc.get_traced_memory()[1]
+    list(session.engine.members())
+    many = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    random = np.random.default_rng(seed_for(0, 3, "participants"))
+    assert drawn == sorted(random.choice(1_000_000, 10, replace=False).tolist())
+    assert all(type(client) is int for client in drawn)
+    assert few < 100_000
+    assert many > 10_000_000
 
 
 def test_a_round_returns_losses_scores_traffic_and_who_took_part():

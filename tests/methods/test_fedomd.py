@@ -67,7 +67,7 @@ def test_two_clients_by_hand(method, wanted):
     finished, engine = watch(mirror_setup(method, TWO))
     assert engine.train_subset == ["means", "moments", "match"]
     (_, means), (center, moments), (target, _) = engine.seen
-    assert means.mean.flatten().tolist() == [0.5, 2.0]
+    assert means.stacked().mean.flatten().tolist() == [0.5, 2.0]
     assert means.size.tolist() == [2, 3]
     found = [center.message.mean.flatten(), target.message.moments.flatten()]
     torch.testing.assert_close(torch.cat(found), torch.tensor(POOLED))

@@ -5,71 +5,124 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from graft.errors import RunError
 from graft.tensors.randomness import index_tensor
-from graft.tensors.trees import Tree, check_message, count_bytes, flatten, map_tree, select_clients
+from graft.tensors.trees import Tree, check_message, count_bytes, flatten, map_tree, select_clients, weighted_mean
 
 if TYPE_CHECKING:
     from graft.federation.server import Server
 
 
+@dataclass(frozen=True)
+class HeldField:
+    """A field of replies that an engine left where the clients are: only its mean can be had."""
+
+    mean: Callable[[Tensor], Any]  # by one weight a client, in client order
+    bytes: int  # what it would have been, had every client sent it
+
+
 class Replies:
     """What the clients replied: `replies.model` is stacked in client order, `replies[3]` is one client's.
 
-    Replies of different sizes, which a step with `fleet=False` may give, cannot be stacked: read them one by one.
+    Replies of different sizes, which a step with `fleet=False` may give, cannot be stacked: read them one by one. Of a
+    field that its method declares in `averages`, `replies.mean` is all there is.
     """
 
-    def __init__(self, parts: Sequence[tuple[list[int], Any]]) -> None:
-        """Each part holds the numbers of some clients and their replies, stacked along the first axis."""
-        self._parts = parts
-        self.clients = sorted(client for clients, _ in parts for client in clients)
-        self._rows = {client: (row, part) for clients, part in parts for row, client in enumerate(clients)}
+    def __init__(self, parts: Sequence[tuple[list[int], Any]], held: Mapping[str, HeldField] | None = None) -> None:
+        """Each part holds the numbers of some clients and their replies, stacked along the first axis, without the
+        fields that are held where the clients are."""
+        self.parts = parts
+        self._held = held or {}
+
+    @cached_property
+    def _arrived(self) -> list[int]:
+        """Returns the clients in the order of the parts."""
+        return [client for clients, _ in self.parts for client in clients]
+
+    @cached_property
+    def clients(self) -> list[int]:
+        """Returns who replied, sorted."""
+        return sorted(self._arrived)
+
+    @cached_property
+    def _rows(self) -> dict[int, tuple[int, Any]]:
+        """Returns where each client's reply is; nobody may ever ask, and there may be many."""
+        return {client: (row, part) for clients, part in self.parts for row, client in enumerate(clients)}
+
+    @cached_property
+    def _order(self) -> tuple[int, ...]:
+        """Returns where in the order of arrival each client is, in client order."""
+        return tuple(sorted(range(len(self._arrived)), key=self._arrived.__getitem__))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._in_order([part[name] for _, part in self._parts])
+        return self._field(name)
+
+    def _field(self, name: str) -> Any:
+        """Returns a field, stacked in client order, whatever it is called."""
+        if name in self._held:
+            self._refuse(name)
+        return self._in_order([part[name] for _, part in self.parts])
+
+    def mean(self, name: str, weights: Tensor) -> Any:
+        """Returns the mean of a field over the clients, weighted by one number a client in client order; integer leaves
+        are the first client's."""
+        if name in self._held:
+            return self._held[name].mean(weights)
+        return weighted_mean(self._field(name), weights)
 
     def stacked(self) -> Any:
         """Returns whole replies, stacked in client order."""
-        return self._in_order([part for _, part in self._parts])
+        self._refuse(*self._held)
+        return self._in_order([part for _, part in self.parts])
+
+    def _refuse(self, *names: str) -> None:
+        """Refuses to read fields that were left where the clients are."""
+        if names:
+            raise RunError(
+                f"The method declares {' and '.join(map(repr, names))} in `averages`, so the server can read only the "
+                f"mean over clients, by `replies.mean({names[0]!r}, weights)`."
+            )
 
     def _in_order(self, branches: list[Any]) -> Any:
-        if len(self._parts) == 1 and self._parts[0][0] == self.clients:
+        if len(self.parts) == 1 and self.parts[0][0] == self.clients:
             return branches[0]
-        arrived = [client for clients, _ in self._parts for client in clients]
-        order = tuple(sorted(range(len(arrived)), key=arrived.__getitem__))
 
         def reordered(*leaves: Tensor) -> Tensor:
             joined = leaves[0] if len(leaves) == 1 else torch.cat(leaves)
-            return joined.index_select(0, index_tensor(order, joined.device))
+            return joined.index_select(0, index_tensor(self._order, joined.device))
 
         return map_tree(reordered, branches[0], *branches[1:])
 
     def __getitem__(self, client: int) -> Any:
+        self._refuse(*self._held)
         row, part = self._rows[client]
         return select_clients(part, row)
 
     def __len__(self) -> int:
-        return len(self.clients)
+        return sum(len(clients) for clients, _ in self.parts)
 
     def __contains__(self, name: str) -> bool:
         """Returns whether every client's reply has a field of that name."""
-        return all(name in part for _, part in self._parts)
+        return name in self._held or all(name in part for _, part in self.parts)
 
     def bytes(self) -> int:
-        return sum(count_bytes(part) for _, part in self._parts)
+        """Returns the payload of all that clients replied, wherever it was left."""
+        return sum(count_bytes(part) for _, part in self.parts) + sum(field.bytes for field in self._held.values())
 
 
 @dataclass(frozen=True)
 class Mail:
     """What peers sent, and who hears whom."""
 
-    senders: list[int]
+    senders: Sequence[int]
     sent: Any  # stacked in the order of the senders
     links: Tensor  # [recipients, senders], or [recipients, parts, senders] where parts travel apart; 0 is not heard
 
@@ -80,7 +133,7 @@ class Request:
 
     step: str
     round: int
-    clients: list[int]
+    clients: Sequence[int]
     message: Any = None  # one for all of them
     each: Mapping[int, Any] | None = None  # or one apiece
     turn: int = 0  # how often this step was asked in this round before; every time draws its own random numbers
@@ -94,7 +147,7 @@ StepLosses = list[tuple[str, list[int], Tensor]]  # of a step, whose they are, o
 class Engine(Protocol):
     """Where clients live: runs a named step at some of them and brings back what it returned."""
 
-    def members(self) -> list[int]: ...
+    def members(self) -> Sequence[int]: ...
 
     def ask(self, request: Request) -> Replies: ...
 
@@ -110,12 +163,16 @@ class Engine(Protocol):
         """Returns the last training losses of every step since this was called before."""
         ...
 
-    def state(self) -> dict[int, Tree]:
-        """Returns what every client keeps, for a checkpoint."""
+    def state(self) -> Mapping[int, Tree]:
+        """Returns what every client keeps, for a checkpoint; where clients are read on demand, every one that was ever
+        asked."""
         ...
 
-    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
-        """Returns a copy of these fields of what every client keeps; without any named, of all but the optimisers."""
+    def copy_state(
+        self, fields: Collection[str] | None = None, clients: Collection[int] | None = None
+    ) -> Mapping[int, Tree]:
+        """Returns a copy of these fields of what all or some clients keep; without any named, of all but the
+        optimisers."""
         ...
 
     def restore(self, state: Mapping[int, Tree]) -> None: ...
@@ -142,7 +199,7 @@ class Clients:
         self,
         engine: Engine,
         round: int,
-        members: list[int],
+        members: Sequence[int],
         traffic: Traffic | None = None,
         turns: Counter[str] | None = None,
     ) -> None:
@@ -165,7 +222,7 @@ class Clients:
         chosen = set(members)
         return self._with([client for client in self.members if client in chosen])
 
-    def _with(self, members: list[int]) -> Clients:
+    def _with(self, members: Sequence[int]) -> Clients:
         return Clients(self.engine, self.round, members, self.traffic, self._turns)
 
     def ask(self, step: Callable[..., Any], message: Any = None, each: Mapping[int, Any] | None = None) -> Replies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
@@ -65,8 +65,8 @@ def find_step(method: Method, name: str) -> tuple[Callable[..., Any], StepKind]:
 class Placement(NamedTuple):
     """Which graphs a method trains on, one a client."""
 
-    graphs: list[Graph]
-    scoring: list[Graph] | None = None  # those that models are scored on, if others
+    graphs: Sequence[Graph]
+    scoring: Sequence[Graph] | None = None  # those that models are scored on, if others
     membership: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
     scoring_membership: np.ndarray | None = None  # the same of the graph to be scored on, where it has other nodes
 
@@ -87,6 +87,10 @@ class Method:
     # Whether whole rounds can be captured on a GPU: from the second one on a round reads no value back, and all that it
     # changes are tensors of `state` on the device.
     capturable: ClassVar[bool] = False
+    # Fields of replies, as "step/field", that the server reads through `replies.mean` alone: an engine may leave them
+    # where the clients are, sum them there, and forget them after the round. A class with a `round` or an `aggregate`
+    # of its own declares its own; those of base classes do not count.
+    averages: ClassVar[tuple[str, ...]] = ()
     # What leaves a client, as "step/field": see `graft.federation.reveals`; declarations of base classes count, too,
     # unless None takes them back.
     reveals: ClassVar[Mapping[str, Reveals | None]] = {
@@ -97,6 +101,13 @@ class Method:
         "count/nodes": NODE_COUNTS,
         "count/totals": NODE_COUNTS,
     }
+
+    def __init_subclass__(cls) -> None:
+        """Takes the `averages` of base classes back where what reads them was replaced: it may need more than means."""
+        super().__init_subclass__()
+        deciding = next(base for base in cls.__mro__ if {"averages", "round", "aggregate"} & vars(base).keys())
+        if "averages" not in vars(deciding):
+            cls.averages = ()
 
     def __post_init__(self) -> None:
         check_fields(self)

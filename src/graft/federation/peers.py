@@ -164,7 +164,7 @@ class Peers:
         self._records: dict[str, Any] = {}
         self.round = clients.round
         self.rounds = rounds  # how many the run will have, for schedules
-        self.members = clients.members
+        self.members = list(clients.members)
         self.federation = len(clients.engine.members())  # how many peers there are in all
 
     def do(self, step: Callable[..., Any], **settings: float) -> None:

@@ -32,6 +32,7 @@ class Plug(Method):
     """Something that is done at the server after the aggregation of a host, the next class in line."""
 
     one_model: ClassVar[bool] = True
+    averages: ClassVar[tuple[str, ...]] = ()  # it may look at the model of every client, whatever its host averages
     host: ClassVar[type[Method] | None] = None  # what it was added to by `plugged`
     plug: ClassVar[type[Plug] | None] = None
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from graft.errors import InputError
 from graft.federation.fleet import initial_weights
 from graft.models.architecture import Model
+from graft.models.assigned import different_models
 from graft.tensors.randomness import SeedBuffer, Stream, seed_for, streams
 from graft.tensors.trees import Tree, map_tree
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Server:
     """What a round may see and keep at the server, which never sees data."""
 
-    models: list[Model]  # the architecture of every client
+    models: Sequence[Model]  # the architecture of every client
     seed: int
     device: torch.device
     architecture: Callable[[str], Model]  # another architecture, for the same data and of the same width and dropout
@@ -39,9 +40,8 @@ class Server:
     @classmethod
     def of(cls, setup: Setup) -> Server:
         """Returns the server of a federation, with the state that its method starts from."""
-        graph = setup.graphs[0]
         server = cls(
-            setup.models, setup.seed, setup.device, setup.architecture, graph.features, graph.classes, setup.rounds
+            setup.models, setup.seed, setup.device, setup.architecture, setup.features, setup.classes, setup.rounds
         )
         setup.method.start_server(server)
         return server
@@ -54,8 +54,9 @@ class Server:
     @property
     def model(self) -> Model:
         """Returns the clients' architecture; refused where they have several."""
-        if len(set(self.models)) > 1:
-            names = ", ".join(dict.fromkeys(model.name for model in self.models))
+        different = different_models(self.models)
+        if len(different) > 1:
+            names = ", ".join(dict.fromkeys(model.name for model in different))
             raise InputError(f"This method needs one architecture for all clients, not {names}.")
         return self.models[0]
 

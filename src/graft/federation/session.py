@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,12 +31,15 @@ class RoundFacts:
     links: LinkRecord
     loss_owners: list[tuple[str, int]]  # the step and the client of every loss
     details: dict[str, Any]  # what the method recorded; tensors of it are in `RoundOutcome.tensors.details`
+    scored: list[int] | None = None  # whose models were scored, where not everybody's
 
 
 class RoundOutcome(NamedTuple):
     """What a round found out."""
 
-    tensors: Tree  # on the host: `losses`, `details` and, where models were scored, `correct`
+    # On the host: `losses`, `details` and, where models were scored, `correct`; where those of some clients were,
+    # `counts` of what `Session.count_nodes` gives of them.
+    tensors: Tree
     facts: RoundFacts
     measured: Mapping[str, Measured] = {}  # other metrics than the accuracy, by whose models they are of
 
@@ -69,15 +72,17 @@ class Session:
         """Returns the clients of a round: all, or a fair draw of floor(share * clients), at least one, sorted."""
         members, share = self.engine.members(), self.setup.participation
         if share == 1:
-            return members
+            return list(members)
         count = max(1, int(share * len(members) + 1e-9))
         random = np.random.default_rng(seed_for(self.setup.seed, round, "participants"))
-        return sorted(members[position] for position in random.choice(len(members), count, replace=False))
+        # A few of a million are drawn without a list of all of them.
+        return sorted(members[position] for position in random.choice(len(members), count, replace=False).tolist())
 
     def round(self, number: int, *, evaluate: bool = True) -> RoundOutcome:
         """Runs a round and, with `evaluate`, scores the models after it."""
         method, server = self.setup.method, self.server
         members = self.participants(number)
+        scored = members if self.setup.on_demand else None
         server.begin(number)
 
         def run() -> tuple[Tree, RoundFacts]:
@@ -86,9 +91,11 @@ class Session:
             owners, losses = gather_losses(self.engine.losses(), self.setup.device)
             details = server.take_records()
             tensors = Tree({name: value for name, value in details.items() if isinstance(value, Tensor)})
-            correct = self.evaluate(number) if evaluate else Tree()
-            facts = RoundFacts(members, traffic, links, owners, details)
-            return Tree(losses=losses, details=tensors, correct=correct), facts
+            correct = self.evaluate(number, scored) if evaluate else Tree()
+            results = Tree(losses=losses, details=tensors, correct=correct)
+            if evaluate and scored is not None:
+                results.counts = self._count(number, scored)
+            return results, RoundFacts(members, traffic, links, owners, details, scored if evaluate else None)
 
         outcome = RoundOutcome(*self.engine.execute(server, evaluate if method.capturable else None, run))
         diverged = outcome.losses.first_not_finite()
@@ -99,32 +106,54 @@ class Session:
                 f"{self.setup.name}, round {number}; a smaller learning_rate may help."
             )
         measuring = evaluate and self.setup.metrics != ACCURACY
-        return outcome._replace(measured=self.measure(number)) if measuring else outcome
+        return outcome._replace(measured=self.measure(number, scored)) if measuring else outcome
 
-    def evaluate(self, number: int) -> Tree:
-        """Returns how many nodes of each client are classified correctly, by every kind of model the method has."""
-        everyone = Clients(self.engine, number, self.engine.members())
-        return self.setup.method.evaluate(self.server, everyone)
+    def evaluate(self, number: int, clients: Sequence[int] | None = None) -> Tree:
+        """Returns how many nodes of all or some clients are classified correctly, by every kind of model the method
+        has."""
+        return self.setup.method.evaluate(self.server, self._clients(number, clients))
 
-    def measure(self, number: int) -> dict[str, Measured]:
-        """Returns the metrics of every client's nodes, by every kind of model the method has."""
-        everyone = Clients(self.engine, number, self.engine.members())
-        replies = self.setup.method.evaluate_metrics(self.server, everyone)
+    def measure(self, number: int, clients: Sequence[int] | None = None) -> dict[str, Measured]:
+        """Returns the metrics of the nodes of all or some clients, by every kind of model the method has."""
+        replies = self.setup.method.evaluate_metrics(self.server, self._clients(number, clients))
         metrics, positive = self.setup.metrics, self.setup.positive
         return {models: Measured.of(reply, metrics, positive) for models, reply in replies.items()}
 
+    def _clients(self, number: int, clients: Sequence[int] | None) -> Clients:
+        return Clients(self.engine, number, self.engine.members() if clients is None else clients)
+
     def count_nodes(self) -> tuple[Tensor, Tensor]:
-        """Returns how many nodes every client has, in all [clients, pooled] and in each mask [clients, pooled, 3]."""
-        replies = Clients(self.engine, 0, self.engine.members()).ask(self.setup.method.count)
-        return replies.nodes.cpu(), replies.totals.cpu()
+        """Returns how many nodes every client has, in all [clients, pooled] and in each mask [clients, pooled, 3]; of
+        no client where they are read on demand: those of the ones that are scored come with their scores."""
+        if self.setup.on_demand:
+            return torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1, 3, dtype=torch.int64)
+        counts = self._count(0)
+        return counts.nodes.cpu(), counts.totals.cpu()
+
+    def _count(self, number: int, clients: Sequence[int] | None = None) -> Tree:
+        replies = self._clients(number, clients).ask(self.setup.method.count)
+        return Tree(nodes=replies.nodes, totals=replies.totals)
 
     def state(self) -> SessionState:
-        """Returns what a checkpoint holds."""
+        """Returns what a checkpoint holds; where clients are read on demand, only of those that were ever asked."""
         return SessionState(self.server.state, self.engine.state())
 
-    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
-        """Returns a copy of what clients keep, of these fields or of all but the optimisers."""
-        return self.engine.copy_state(fields)
+    def likeness(self, clients: Collection[int]) -> SessionState:
+        """Returns a state with the names, shapes and dtypes that one of before must have: of everybody, or where
+        clients are read on demand, of these, of which one for each architecture is read."""
+        if not self.setup.on_demand:
+            return self.state()
+        models = {client: self.setup.models[client] for client in clients if client < len(self.setup.models)}
+        examples = {model: client for client, model in models.items()}
+        states = self.engine.copy_state(None, list(examples.values()))
+        by_model = {model: states[client] for model, client in examples.items()}
+        return SessionState(self.server.state, {client: by_model[model] for client, model in models.items()})
+
+    def copy_state(
+        self, fields: Collection[str] | None = None, clients: Collection[int] | None = None
+    ) -> Mapping[int, Tree]:
+        """Returns a copy of what all or some clients keep, of these fields or of all but the optimisers."""
+        return self.engine.copy_state(fields, clients)
 
     def restore(self, state: SessionState) -> None:
         """Goes on from a state of before."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from graft.data.graphs import Graph
+from graft.data.lazy_graphs import ClientGraphs
 from graft.federation.fleet import Call, Fleet, cached_call
 from graft.federation.labels import build_batches, build_data
 from graft.federation.method import Method
@@ -17,6 +18,7 @@ from graft.federation.metric_names import ACCURACY
 from graft.federation.topologies import Topology
 from graft.models import Model, build_model
 from graft.models.architecture import LayeredModel
+from graft.models.assigned import different_models
 from graft.models.heterogeneous import architecture_names, make_heterogeneous
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree
@@ -29,19 +31,22 @@ class Setup:
 
     method: Method
     name: str  # of the method, for messages to people
-    graphs: list[Graph]
-    models: list[Model]
+    graphs: Sequence[Graph]
+    models: Sequence[Model]
     training: Training = field(default_factory=Training)
     width: int = 64
     dropout: float = 0.5
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     participation: float = 1.0
-    scoring: list[Graph] | None = None  # the graphs that models are scored on, where they train on others
+    scoring: Sequence[Graph] | None = None  # the graphs that models are scored on, where they train on others
     capture: bool = True  # on a GPU, capture rounds and steps as CUDA graphs
     topology: Topology | None = None  # along which peers exchange, instead of what their method would choose
     memory: int | None = None  # bytes that an engine may use; None: a share of what is free
+    numbers: list[int] | None = None  # of the clients in the federation, where not all of them are here
     federation: int = 0  # how many clients there are in all, where not all of them are here
+    kinds: tuple[Model, ...] | None = None  # all architectures of the federation, where not all clients are here
+    on_demand: bool = False  # clients are read and started when they are asked, and put away when others are
     membership: np.ndarray | None = None  # whose node each one was, where all data is pooled into one client
     scoring_membership: np.ndarray | None = None  # the same of the graph that models are scored on, where it is another
     rounds: int = 100  # how many there will be, for schedules
@@ -51,7 +56,38 @@ class Setup:
 
     @property
     def clients(self) -> list[int]:
+        """Returns the positions of the clients that are here."""
         return list(range(len(self.graphs)))
+
+    def numbers_of(self, clients: Sequence[int]) -> list[int]:
+        """Returns the numbers in the federation of clients at some positions."""
+        return list(clients) if self.numbers is None else [self.numbers[client] for client in clients]
+
+    @property
+    def features(self) -> int:
+        """Returns the number of features of a node."""
+        return self.graphs.features if isinstance(self.graphs, ClientGraphs) else self.graphs[0].features
+
+    @property
+    def classes(self) -> int:
+        return self.graphs.classes if isinstance(self.graphs, ClientGraphs) else self.graphs[0].classes
+
+    def part(self, clients: Sequence[int], graphs: Sequence[Graph] | None = None) -> Setup:
+        """Returns the setup of clients at some positions, with their graphs read unless they are given."""
+        return replace(
+            self,
+            graphs=[self.graphs[client] for client in clients] if graphs is None else graphs,
+            models=[self.models[client] for client in clients],
+            scoring=None if self.scoring is None else [self.scoring[client] for client in clients],
+            numbers=self.numbers_of(clients),
+            federation=self.federation or len(self.graphs),
+            kinds=self.architectures,
+        )
+
+    @cached_property
+    def architectures(self) -> tuple[Model, ...]:
+        """Returns the different architectures of the federation, whoever of it is here."""
+        return self.kinds or different_models(self.models)
 
     def client_name(self, client: int) -> str:
         """Returns what people call a client."""
@@ -69,7 +105,7 @@ class Setup:
         A federation of one architecture has none. Where there are several, each has its name in every fleet, even in
         one of a single client, so that what clients keep looks the same however they are grouped.
         """
-        native = [model for model in dict.fromkeys(self.models) if isinstance(model, LayeredModel)]
+        native = [model for model in self.architectures if isinstance(model, LayeredModel)]
         return architecture_names(native) if self.method.heterogeneous and len(native) > 1 else {}
 
     def model_of(self, clients: list[int]) -> Model:
@@ -78,7 +114,7 @@ class Setup:
         return make_heterogeneous(models, self.branches) if models[0] in self.branches else models[0]
 
     def fleet(self, clients: list[int], numbers: list[int] | None = None) -> Fleet:
-        """Returns some clients as a fleet that has not started; `numbers` are theirs in the federation, if others."""
+        """Returns clients at some positions as a fleet that has not started; `numbers` are theirs in the federation."""
         graphs = [self.graphs[client] for client in clients]
         data = build_data(graphs, self.device, self.membership)
         scoring_membership = self.membership if self.scoring_membership is None else self.scoring_membership
@@ -87,15 +123,15 @@ class Setup:
         )
         training, seed, device = self.training, self.seed, self.device
         fleet = Fleet(
-            clients=clients if numbers is None else numbers,
+            clients=self.numbers_of(clients) if numbers is None else numbers,
             data=data,
             model=self.model_of(clients),
             training=training,
             seed=seed,
             architecture=self.architecture,
             federation=self.federation or len(self.graphs),
-            features=graphs[0].features,
-            classes=graphs[0].classes,
+            features=self.features,
+            classes=self.classes,
             state=Tree(),
             call=Call(0, Stream(torch.empty(0, dtype=torch.int64, device=device))),
             scoring=scoring or data,
@@ -108,5 +144,4 @@ class Setup:
 
     def architecture(self, name: str) -> Model:
         """Returns an architecture for this federation's data, of the experiment's width and dropout."""
-        graph = self.graphs[0]
-        return build_model(name, graph.features, graph.classes, width=self.width, dropout=self.dropout)
+        return build_model(name, self.features, self.classes, width=self.width, dropout=self.dropout)

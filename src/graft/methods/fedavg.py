@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, VOTE
-from graft.tensors.trees import Tree, Weights, weighted_mean
+from graft.tensors.trees import Tree, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,7 @@ class FedAvg(Method):
     one_model: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {"train/model": MODEL, "train/weight": VOTE}
+    averages: ClassVar[tuple[str, ...]] = ("train/model",)
 
     def start_server(self, server: Server) -> None:
         server.state.model = server.initial()
@@ -34,7 +35,7 @@ class FedAvg(Method):
         self.aggregate(server, clients, replies)
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
-        server.state.model = weighted_mean(replies.model, replies.weight)
+        server.state.model = replies.mean("model", replies.weight)
 
     @step
     def train(self, fleet: Fleet, model: Weights) -> Tree:

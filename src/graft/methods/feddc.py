@@ -24,7 +24,6 @@ from graft.tensors.trees import (
     map_tree,
     squared_distance,
     trainable,
-    weighted_mean,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ class FedDC(FedAvg):
         "train/change": CONTROL,
         "train/drift_norm": Reveals("norm of the sum of the client's updates so far"),
     }
+    averages: ClassVar[tuple[str, ...]] = ("train/model", "train/change")
 
     # Weight of the pull towards the received model less the client's drift.
     alpha: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 0.1
@@ -72,10 +72,10 @@ class FedDC(FedAvg):
         self.aggregate(server, clients, replies)
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
-        mean = weighted_mean(replies.model, replies.weight)
+        mean = replies.mean("model", replies.weight)
         share = len(replies) / server.clients
         if self.correction != "off":
-            change = weighted_mean(replies.change, replies.weight)
+            change = replies.mean("change", replies.weight)
             server.state.control = add_share(server.state.control, change, share)
         if self.drift:
             # Clients drift by their updates, and the server knows the mean of these: no drift needs to travel.

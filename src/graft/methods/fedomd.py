@@ -19,7 +19,7 @@ from graft.fields import Search
 from graft.methods.fedavg import FedAvg
 from graft.models.ortho_gcn import OrthoGCN, departure
 from graft.tensors.randomness import Stream
-from graft.tensors.trees import Tree, Weights, count_bytes, map_tree, weighted_mean
+from graft.tensors.trees import Tree, Weights, count_bytes, map_tree
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
@@ -58,6 +58,7 @@ class FedOMD(FedAvg):
         "train/model": replace(MODEL, when=WITHOUT_MOMENTS),
         "train/weight": replace(VOTE, when=WITHOUT_MOMENTS),
     }
+    averages: ClassVar[tuple[str, ...]] = ("means/mean", "moments/moments", "match/model", "train/model")
 
     # Weight of the pull of the layers towards orthogonal matrices.
     alpha: Annotated[float, Ge(0), Search(1e-5, 1e-2, log=True)] = 5e-4
@@ -96,11 +97,11 @@ class FedOMD(FedAvg):
             super().round(server, clients)
             return
         means = clients.ask(self.means, server.state.model)
-        center = Tree(mean=weighted_mean(means.mean, means.size))
+        center = Tree(mean=means.mean("mean", means.size))
         if self.span_from == "global":
             center.span = (means.high.amax(0) - means.low.amin(0)).clamp(min=SMALLEST_SPAN)
         moments = clients.ask(self.moments, center)
-        target = Tree(moments=weighted_mean(moments.moments, means.size))
+        target = Tree(moments=moments.mean("moments", means.size))
         replies = clients.ask(self.match, target)
         weight_bytes = len(clients) * count_bytes(server.state.model) + replies.bytes()
         self.aggregate(server, clients, replies)

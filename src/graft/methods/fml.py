@@ -13,7 +13,7 @@ from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, VOTE
 from graft.fields import Search
-from graft.tensors.trees import Tree, Weights, weighted_mean
+from graft.tensors.trees import Tree, Weights
 from graft.training.losses import divergence
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class FML(Method):
     heterogeneous: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {"train/meme": MODEL, "train/weight": replace(VOTE, when="if weighting is by_weight")}
+    averages: ClassVar[tuple[str, ...]] = ("train/meme",)
 
     # Share of the labels in the local model's loss, beside distillation.
     alpha: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
@@ -50,7 +51,7 @@ class FML(Method):
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.meme)
         votes = torch.ones(len(replies), device=server.device) if self.weighting == "uniform" else replies.weight
-        server.state.meme = weighted_mean(replies.meme, votes)
+        server.state.meme = replies.mean("meme", votes)
 
     @step
     def train(self, fleet: Fleet, meme: Weights) -> Tree:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from graft.errors import InputError
 from graft.federation.method import Method, step
 from graft.federation.reveals import VOTE, Reveals
-from graft.tensors.trees import Tree, Weights, flatten, weighted_mean
+from graft.tensors.trees import Tree, Weights, flatten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,7 @@ class LGFedAvg(Method):
         "train/shared": Reveals("weights of the shared part of the client's trained model", model=True),
         "train/weight": VOTE,
     }
+    averages: ClassVar[tuple[str, ...]] = ("train/shared",)
 
     share: Literal["head", "all", "nothing"] = "head"  # what is sent: "all" is FedAvg, "nothing" is local training
 
@@ -47,7 +48,7 @@ class LGFedAvg(Method):
             clients.ask(self.train)
             return
         replies = clients.ask(self.train, server.state.shared)
-        server.state.shared = weighted_mean(replies.shared, replies.weight)
+        server.state.shared = replies.mean("shared", replies.weight)
 
     @step
     def train(self, fleet: Fleet, shared: Weights | None = None) -> Tree:

@@ -14,7 +14,7 @@ from graft.federation.method import step
 from graft.federation.reveals import Reveals
 from graft.fields import Search
 from graft.methods.fedavg import FedAvg
-from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, weighted_mean
+from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients, Replies
@@ -34,6 +34,7 @@ class SCAFFOLD(FedAvg):
     """
 
     reveals: ClassVar = {"train/change": CONTROL}
+    averages: ClassVar[tuple[str, ...]] = ("train/model", "train/change")
 
     # eta_g: step of the server from its model towards the clients' mean.
     server_step: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 1.0
@@ -55,9 +56,9 @@ class SCAFFOLD(FedAvg):
         self.aggregate(server, clients, replies)
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
-        mean = weighted_mean(replies.model, replies.weight)
+        mean = replies.mean("model", replies.weight)
         server.state.model = towards(server.state.model, mean, self.server_step, server.model.frozen)
-        change = weighted_mean(replies.change, replies.weight)
+        change = replies.mean("change", replies.weight)
         server.state.control = add_share(server.state.control, change, len(replies) / server.clients)
 
     @step

@@ -12,6 +12,7 @@ from torch import nn
 from graft.errors import InputError
 from graft.models import MODELS, list_models, parse_model
 from graft.models.architecture import LayeredModel, Model, Output
+from graft.models.assigned import AssignedModels
 from graft.models.gat import GAT
 from graft.models.own import OwnModel
 from graft.tensors.randomness import seed_for
@@ -93,7 +94,7 @@ def assign_models(
     features: int,
     classes: int,
     **settings: Any,
-) -> list[Model]:
+) -> AssignedModels:
     """Returns one architecture a client: client k gets entry k modulo the number of entries."""
     if isinstance(models, str):
         models = list_models(models)
@@ -101,5 +102,4 @@ def assign_models(
         models = [models]
     if not models:
         raise InputError("The list of models is empty.")
-    built = [build_model(model, features, classes, **settings) for model in models]
-    return [built[client % len(built)] for client in range(clients)]
+    return AssignedModels([build_model(model, features, classes, **settings) for model in models], clients)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graft.testing import capture, contract, leaks, wire
+from graft.testing import averages, capture, contract, leaks, wire
 from graft.testing.claim import Claim, ContractError, MethodLike, as_method
 
 __all__ = ["ContractError", "check_method", "claims"]
@@ -14,6 +14,7 @@ CLAIMS = (
     contract.same_seed_same_weights,
     contract.a_fleet_equals_its_clients_one_by_one,
     wire.in_process_equals_messages_as_bytes,
+    averages.averaged_fields_are_read_as_means_alone,
     contract.resumed_equals_unbroken,
     contract.clients_that_are_not_asked_keep_their_state,
     contract.messages_are_trees,

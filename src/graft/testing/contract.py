@@ -191,7 +191,8 @@ def weights_of_edges_are_fine(method: Method) -> None:
     """Edges of any weights, and clients without any beside others with them, leave everything finite, and clients that
     are trained together end where they would alone."""
     federation = join_graphs([with_weights(part, seed) for seed, part in enumerate(toy_graphs())])
-    federation.clients[1] = replace(federation.clients[1], weights=None)
+    first, second, *rest = federation.clients
+    federation = replace(federation, clients=[first, replace(second, weights=None), *rest])
     setup = contract_setup(method, federation=federation, seed=1)
     together = run_rounds(setup)
     check_finite(together)

@@ -233,12 +233,20 @@ def unbroken_and_resumed(
     return unbroken, run_session(session, first=3, rounds=2)
 
 
-def gap(first: Any, second: Any) -> float:
-    """Returns the largest difference between two trees of the same paths; not a number if any value is none."""
+def gap(first: Any, second: Any, *, relative: bool = False) -> float:
+    """Returns the largest difference between two trees of the same paths; not a number if any value is none.
+
+    With `relative`, differences in a leaf that holds larger numbers than 1 are divided by its largest: fifth moments
+    and squared gradients may be in the thousands, and rounding is as much larger there.
+    """
     leaves, others = dict(flatten(first)), dict(flatten(second))
     if leaves.keys() != others.keys():
         raise AssertionError(f"one tree has {', '.join(leaves)}, the other {', '.join(others)}")
-    gaps = [float((leaf.double() - others[path].double()).abs().max()) for path, leaf in leaves.items() if leaf.numel()]
+    gaps = []
+    for path, leaf in leaves.items():
+        if leaf.numel():
+            scale = max(1.0, float(leaf.double().abs().max())) if relative else 1.0
+            gaps.append(float((leaf.double() - others[path].double()).abs().max()) / scale)
     return math.nan if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
 
 

@@ -143,7 +143,8 @@ def run_round(method, server, models, weights=(1, 1), present=None, trained=None
     present, trained = present or all_there, trained or all_there
     replies = [
         Tree(
-            model=model,
+            common=Tree(projection=model.projection, head=model.head),
+            by_type=Tree(channels=model.channels, centroids=model.centroids),
             weight=torch.tensor(weight),
             present=torch.tensor(here),
             trained=torch.tensor(taught, dtype=torch.int64),
@@ -324,10 +325,11 @@ def test_clients_of_one_graph_in_different_orders_find_each_other():
     order = torch.tensor([[0, 1], [1, 0]])
     sent = stack([reorder(server.state.model, order[k]) for k in (0, 1)])
     sent.centroids = own
-    replies = setup.method.train(fleet, Tree(model=sent, known=torch.tensor([True, True])))
-    assert match_clusters(replies.model.centroids, replies.model.centroids[0]).tolist() == order.tolist()
-    assert gap(reorder(select_clients(replies.model, 1), order[1]), select_clients(replies.model, 0)) < 1e-5
-    assert gap(select_clients(replies.model, 1), select_clients(replies.model, 0)) > 1e-2
+    reply = setup.method.train(fleet, Tree(model=sent, known=torch.tensor([True, True])))
+    assert match_clusters(reply.by_type.centroids, reply.by_type.centroids[0]).tolist() == order.tolist()
+    assert gap(select_clients(reply.common, 1), select_clients(reply.common, 0)) < 1e-5
+    assert gap(reorder(select_clients(reply.by_type, 1), order[1]), select_clients(reply.by_type, 0)) < 1e-5
+    assert gap(select_clients(reply.by_type, 1), select_clients(reply.by_type, 0)) > 1e-2
 
 
 def test_bytes_are_a_model_with_its_centroids_and_what_each_cluster_has():

@@ -25,7 +25,7 @@ from graft.methods.fedgkc.distillation import (
     with_others,
 )
 from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
-from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
+from graft.tensors.trees import Tree, Weights, map_tree
 from graft.training.losses import divergence, log_softmax
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class FedGKC(Method):
         "train/knowledge": Reveals("sum of the two"),
         "train/terms": Reveals("terms of the client's last training losses"),
     }
+    averages: ClassVar[tuple[str, ...]] = ("train/copilot",)
 
     copilot: str = "gcn"  # architecture of the travelling model
     alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.8  # weight of the labels in both losses
@@ -119,7 +120,7 @@ class FedGKC(Method):
         replies = clients.ask(self.train, server.state.copilot)
         shares = aggregation_shares(replies.size, replies.knowledge)
         weight = shares.final if self.kama else shares.volume
-        server.state.copilot = weighted_mean(replies.copilot, weight)
+        server.state.copilot = replies.mean("copilot", weight)
         server.record(
             strength=replies.strength,
             clarity=replies.clarity,

@@ -18,7 +18,7 @@ from graft.methods.fedlit.channels import Channels
 from graft.methods.fedlit.edge_types import initial_centroids, nearest_types, type_views
 from graft.models.architecture import LayeredModel, linear
 from graft.tensors.randomness import index_tensor
-from graft.tensors.trees import Tree, Weights, map_tree, stack, weighted_mean
+from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
@@ -40,12 +40,14 @@ class FedLIT(Method):
     architecture: ClassVar[str | None] = "gcn"  # of the channels
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {
-        "train/model": MODEL,
-        "train/model/centroids": Reveals("centroids of the client's clusters of edges, in projected features"),
+        "train/common": MODEL,
+        "train/by_type/channels": MODEL,
+        "train/by_type/centroids": Reveals("centroids of the client's clusters of edges, in projected features"),
         "train/weight": VOTE,
         "train/present": Reveals("which of these clusters are not empty"),
         "train/trained": Reveals("number of training nodes with an edge of each cluster"),
     }
+    averages: ClassVar[tuple[str, ...]] = ("train/common",)
 
     # m: latent link types; the paper has 4, on graphs known to have several.
     types: Annotated[int, Ge(1), Le(64), Search(2, 6)] = 2
@@ -88,17 +90,18 @@ class FedLIT(Method):
             for client in clients.members
         }
         replies = clients.ask(self.train, each=each)
-        models, present = replies.model, replies.present
+        by_type, present = replies.by_type, replies.present
         # Before there are common centroids, those of the first client with edges stand for them.
-        first = models.centroids.index_select(0, present.any(1).to(torch.int8).argmax(0, keepdim=True))[0]
+        first = by_type.centroids.index_select(0, present.any(1).to(torch.int8).argmax(0, keepdim=True))[0]
         centroids = torch.where(state.known, state.model.centroids, first)
-        groups = match_clusters(models.centroids, centroids)
+        groups = match_clusters(by_type.centroids, centroids)
         orders = groups.argsort(1)  # a client's clusters in the order of the groups
-        aligned = stack([reorder(map_tree(lambda leaf, k=k: leaf[k], models), order) for k, order in enumerate(orders)])
+        aligned = stack([reorder(select_clients(by_type, k), order) for k, order in enumerate(orders)])
+        common = replies.mean("common", replies.weight)
         state.model = Tree(
-            projection=weighted_mean(models.projection, replies.weight),
+            projection=common.projection,
             channels=mean_where(aligned.channels, replies.trained.gather(1, orders) > 0, state.model.channels),
-            head=weighted_mean(models.head, replies.weight),
+            head=common.head,
             centroids=mean_where(aligned.centroids, present.gather(1, orders), centroids),
         )
         state.known = state.known | present.any()
@@ -117,7 +120,9 @@ class FedLIT(Method):
             linked = torch.stack([view.degree > 0 for view in type_views(fleet.graph, types, self.types)], dim=1)
         # The centroid of an empty cluster means nothing; nor do the weights of a channel that no label reached.
         trained = (linked & fleet.labels.masks[:, :1]).sum(2)
-        return Tree(model=model, weight=fleet.weight, present=linked.any(2), trained=trained)
+        common = Tree(projection=model.projection, head=model.head)
+        by_type = Tree(channels=model.channels, centroids=model.centroids)
+        return Tree(common=common, by_type=by_type, weight=fleet.weight, present=linked.any(2), trained=trained)
 
     def shared(self, server: Server) -> Weights:
         model: Weights = server.state.model

@@ -30,7 +30,7 @@ from graft.methods.fedsage_plus.neighbour_generator import (
 )
 from graft.models.architecture import LayeredModel, add_bias, project
 from graft.tensors.randomness import Stream, index_tensor
-from graft.tensors.trees import Tree, Weights, map_tree, weighted_mean
+from graft.tensors.trees import Tree, Weights, map_tree
 from graft.training.optimizers import Training
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class FedSagePlus(FedAvg):
         ),
         "mend/generated": Reveals("number of neighbours that its generator makes for all of its nodes"),
     }
+    averages: ClassVar[tuple[str, ...]] = ("train/model",)
 
     # Share of the validation nodes that are hidden for the generator to learn from; 0 mends nothing, as FedSage.
     hidden: Annotated[float, Ge(0), Le(1), Search(0.2, 0.8)] = 0.5
@@ -114,7 +115,7 @@ class FedSagePlus(FedAvg):
         self.aggregate(server, clients, clients.ask(self.train, server.state.model))
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
-        server.state.model = weighted_mean(replies.model, (replies.weight > 0).to(replies.weight))
+        server.state.model = replies.mean("model", (replies.weight > 0).to(replies.weight))
 
     def learn_together(self, clients: Clients, new: Clients) -> None:
         """Let every client judge what newcomers generate, and send each newcomer the sum of the gradients of others."""

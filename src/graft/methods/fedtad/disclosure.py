@@ -46,7 +46,10 @@ def merge_disclosed(parts: Sequence[Tree], width: int, device: torch.device) -> 
     tables = [feature_table(part, width) for part in parts]
     offsets = np.cumsum([0, *(table.shape[0] for table in tables)])
     edges = [part.edges.cpu().numpy() + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
-    table = np.concatenate(tables) if isinstance(tables[0], np.ndarray) else csr_array(vstack(tables))
+    if all(isinstance(table, np.ndarray) for table in tables):
+        table = np.concatenate(tables)
+    else:  # fleets of one federation may hold features in both forms
+        table = csr_array(vstack([csr_array(table) for table in tables]))
     unlabelled = np.full(offsets[-1], -1)
     weights = [part.weights.cpu().numpy() if "weights" in part else np.ones(part.edges.shape[1]) for part in parts]
     merged = Graph("merged", table, np.concatenate(edges, axis=1), unlabelled, 1)
