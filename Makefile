@@ -11,7 +11,8 @@ BIN := .venv/bin
 # Python compiles modules when they are first imported; most of what is installed never is.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Toy federations are too small for threads: with several processes on few cores they only wait for each other.
-PYTEST := OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest
+IN_PROCESSES := --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 # Scikit-learn's digits, shared out at random; a client has a label for one image in twenty.
 DEMO := --dataset digits --clients 5 --partition random --split 5/20/75 --rounds 50
 
@@ -37,11 +38,14 @@ demo: .venv/ready
 	@echo; echo "Five clients, five architectures: a small copilot travels between models that cannot be averaged."
 	$(BIN)/graft run --method fedgkc --against local --models architectures $(DEMO) --out runs/demo-five-models --overwrite
 
+# A Ray cluster has many processes of its own: tests that need one share it, and come last.
 test: setup lint
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) $(IN_PROCESSES) -m 'not slow and not ray'
+	$(PYTEST) -m 'ray and not slow'
 
 test-all: setup lint
-	$(PYTEST)
+	$(PYTEST) $(IN_PROCESSES) -m 'not ray'
+	$(PYTEST) -m ray
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from graft.data.datasets import load
     from graft.data.federation import FederationData
     from graft.data.graphs import Graph, make_graph
+    from graft.data.lazy_graphs import ClientGraphs
+    from graft.data.shards import ShardedGraphs, write_shards
     from graft.engines.in_process import InProcess
     from graft.errors import DataWarning, GraftError, InputError, MemoryWarning, RunError
     from graft.experiments.build import build_federation, build_setup
@@ -84,6 +86,8 @@ _MODULES = {
     "data.datasets": ("load",),
     "data.federation": ("FederationData",),
     "data.graphs": ("Graph", "make_graph"),
+    "data.lazy_graphs": ("ClientGraphs",),
+    "data.shards": ("ShardedGraphs", "write_shards"),
     "engines.in_process": ("InProcess",),
     "errors": ("DataWarning", "GraftError", "InputError", "MemoryWarning", "RunError"),
     "experiments.build": ("build_federation", "build_setup"),
@@ -142,6 +146,7 @@ __all__ = [
     "PLUGS",
     "VOTE",
     "Callback",
+    "ClientGraphs",
     "ClientModel",
     "Clients",
     "DataWarning",
@@ -174,6 +179,7 @@ __all__ = [
     "Search",
     "Server",
     "Session",
+    "ShardedGraphs",
     "Stream",
     "Sweep",
     "TensorBoard",
@@ -223,6 +229,7 @@ __all__ = [
     "tune",
     "unflatten",
     "weighted_mean",
+    "write_shards",
 ]
 
 

@@ -12,12 +12,14 @@ import pytest
 
 import graft
 from graft.errors import RunError
+from graft.experiments.build import build_federation
 from graft.experiments.experiment import make_experiment
 from graft.experiments.given import Given
 from graft.experiments.many_runs import (
     LONGEST_NAME,
     Order,
     apart_from_main,
+    cached_federation,
     file_name,
     group_orders,
     run_orders,
@@ -112,6 +114,7 @@ def test_ctrl_c_stops_the_workers(tmp_path):
     assert gone(int((tmp_path / "endless").read_text()))
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     script = (
         "from tests.experiments.test_many_runs import order, write_file\n"
@@ -209,3 +212,18 @@ def test_seeds_are_a_number_or_a_list():
     for wrong in ("few", "0", "-1,2", "", "1000000000"):
         with pytest.raises(graft.InputError, match="--seeds"):
             parse_seeds(wrong)
+
+
+@pytest.mark.parametrize(
+    "dataset", ["tables", "banks.toml", "shards", "generated:nodes=60,degree=3,classes=3,features=4"]
+)
+def test_data_of_many_runs_are_those_of_a_single_one(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tables").mkdir()
+    rows = "\n".join(f"{node},{node % 7},{'xy'[node % 2]}" for node in range(60))
+    Path("tables/nodes.csv").write_text(f"id,age,label\n{rows}\n")
+    Path("tables/edges.csv").write_text("source,target\n" + "\n".join(f"{n},{(n + 3) % 60}" for n in range(60)))
+    Path("banks.toml").write_text('[clients]\none = "tables"\ntwo = "tables"\n')
+    graft.write_shards(build_federation(make_experiment({"dataset": "tables", "clients": 2})), "shards")
+    experiment = make_experiment({"dataset": dataset} | ({} if dataset in ("shards", "banks.toml") else {"clients": 2}))
+    assert cached_federation(experiment, {}).data_hash == build_federation(experiment).data_hash

@@ -29,6 +29,7 @@ def refused(result, *words):
         assert word in message, message
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds_and_report_what_failed(finished, monkeypatch):
     rows = {**TINY.rows, "wild": Variant("fedavg", changes={"models": "gcn,mlp"})}
     monkeypatch.setitem(STUDIES, "tiny", replace(TINY, rows=rows))
@@ -117,7 +118,7 @@ def test_data_that_cannot_be_loaded_is_tried_once_a_group(monkeypatch):
         tries.append(name)
         raise reproduce.InputError("The disk is on fire.")
 
-    monkeypatch.setattr(many_runs, "load_graph", fail)
+    monkeypatch.setattr(many_runs, "open_once", fail)
     outcome, _ = reproduce_plan(tiny_plan())
     assert len(tries) == 4
     assert set(outcome.failures.values()) == {"The disk is on fire."}

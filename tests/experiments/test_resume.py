@@ -15,6 +15,7 @@ import graft
 from graft.cli import app
 from graft.data import datasets
 from graft.errors import InputError, MemoryWarning, RunError
+from graft.experiments import engines
 from graft.experiments import run as runs
 from graft.experiments.run_directory import RunDirectory
 from graft.methods.fedavg import FedAvg
@@ -157,10 +158,10 @@ def test_a_resume_uses_the_threads_of_the_run_that_it_goes_on_with(tmp_path, mon
 
 
 def test_a_resume_uses_the_memory_plan_of_the_run_that_it_goes_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "budget", lambda _: 10**9)
+    monkeypatch.setattr(engines, "budget", lambda _: 10**9)
     unbroken = graft.run("fedprox", **SETTINGS)
     half_run(tmp_path / "run")
-    monkeypatch.setattr(runs, "budget", lambda _: 1000)
+    monkeypatch.setattr(engines, "budget", lambda _: 1000)
     assert essence(graft.resume(tmp_path / "run")) == essence(unbroken)
     with pytest.warns(MemoryWarning):  # a new run is planned anew
         graft.run("fedprox", **SETTINGS)

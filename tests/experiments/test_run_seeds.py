@@ -45,6 +45,19 @@ def test_every_seed_is_the_run_that_it_would_be_alone_with_its_models(elsewhere)
     assert graft.load_result(root / "seed-3").client(0).predict().labels.shape == (40,)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_seeds_of_a_run_on_a_cluster_go_one_after_the_other(elsewhere):
+    flags = [*FLAGS[:-2], "--seeds", "2", "--engine", "ray", "--out", "out"]
+    refused(call(*flags, "--jobs", "2"), "one seed after the other", "graft sweep --engine ray")
+    result = call(*flags)
+    assert result.exit_code == 0, result.output
+    assert call(*FLAGS[:-2], "--seed", "1", "--out", "alone").exit_code == 0
+    there, here = (record_of(elsewhere / folder)[0]["accuracy"] for folder in ("out/seed-1", "alone"))
+    assert there == pytest.approx(here, abs=1e-5)
+    assert record_of(elsewhere / "out/seed-0")[0]["accuracy"] != pytest.approx(here, abs=1e-5)
+
+
 def test_methods_that_are_compared_have_a_row_each_and_it_goes_on_where_it_stopped(elsewhere):
     flags = [*FLAGS, "--against", "local", "--seeds", "2", "--out", "out"]
     result = call(*flags)

@@ -22,6 +22,7 @@ from graft.cli.predict import predict
 from graft.cli.report import report
 from graft.cli.reproduce import reproduce
 from graft.cli.run import resume, run
+from graft.cli.shard import shard
 from graft.cli.sweep import sweep
 from graft.cli.tune import tune
 from graft.cli.watch import watch
@@ -52,6 +53,7 @@ def options(
 app.command(cls=ManyValues)(guarded(run))
 app.command(cls=ManyValues)(guarded(sweep))
 app.command(cls=ManyValues)(guarded(tune))
+app.command(cls=ManyValues)(guarded(shard))
 for command in (example, resume, watch, predict, export, report, compare, partition, check, reproduce):
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))

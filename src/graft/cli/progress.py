@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,9 @@ class LiveProgress(Callback):
 
     def on_round(self, record: dict[str, Any]) -> None:
         self.state.see(record, time.monotonic())
+
+    def on_recovery(self, _reason: str, records: Sequence[dict[str, Any]]) -> None:
+        self.state.go_back(records)
 
     def on_end(self, _result: object) -> None:
         self.ended = True

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from graft.cli.cluster_options import JOBS, Address, CpusPerRun, Engine, GpusPerRun
 from graft.cli.console import Number, Text, complain, say, split_names, whole_numbers
 from graft.cli.progress import study_progress
 from graft.errors import InputError
+from graft.experiments.run_cluster import RunCluster, choose_cluster
 from graft.options import parse_seeds
 
 if TYPE_CHECKING:
@@ -23,10 +25,14 @@ def reproduce(
     methods: Annotated[Text, typer.Option(help="Only these rows, as local,fedgkc.")] = None,
     seeds: Annotated[str, typer.Option(help="How many seeds, as 5, or which, as 0,3.")] = "5",
     rounds: Annotated[Number, typer.Option(help="Rounds of every run.")] = None,
-    jobs: Annotated[Number, typer.Option(help="Worker processes; a core each, or 6 on a GPU, if not given.")] = None,
+    jobs: Annotated[Number, typer.Option(help=JOBS)] = None,
     device: Annotated[Text, typer.Option(help="auto, cpu or cuda.")] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where it goes; reproductions/NAME if not given.")] = None,  # noqa: UP045
     no_run: Annotated[bool, typer.Option("--no-run", help="Only write the tables of what is finished.")] = False,
+    engine: Engine = None,
+    address: Address = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
 ) -> None:
     """Run a published study and write its table with our numbers beside the paper's; run it again to go on."""
     if name is None:
@@ -34,6 +40,8 @@ def reproduce(
             say(f"{study:26} {meaning}")
         return
     numbers = whole_numbers("--clients", clients)
+    own = {"engine": engine, "address": address, "device": device}
+    extra, cluster = choose_cluster({key: value for key, value in own.items() if value}, cpus_per_run, gpus_per_run)
     from graft.experiments.studies import PORTRAITS
 
     if name in PORTRAITS:
@@ -49,12 +57,12 @@ def reproduce(
         methods=split_names(methods),
         seeds=parse_seeds(seeds),
         rounds=rounds,
-        device=device,
+        **extra,
     )
-    run_study(plan, name, jobs, no_run)
+    run_study(plan, name, jobs, no_run, cluster)
 
 
-def run_study(plan: Plan, name: str, jobs: int | None, no_run: bool) -> None:
+def run_study(plan: Plan, name: str, jobs: int | None, no_run: bool, cluster: RunCluster | None) -> None:
     """Run what is not finished yet, write the tables, and say what failed."""
     from graft.experiments.many_runs import Outcome
     from graft.experiments.reports.tables import StudyTable
@@ -66,7 +74,7 @@ def run_study(plan: Plan, name: str, jobs: int | None, no_run: bool) -> None:
             raise InputError(f"There is nothing in {plan.out} to make tables of.")
     else:
         with study_progress(name) as tell:
-            outcome = run_plan(plan, jobs, tell)
+            outcome = run_plan(plan, jobs, tell, cluster)
     table = StudyTable(plan)
     files = table.write()
     if table.figure.missing:

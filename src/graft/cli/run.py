@@ -208,7 +208,12 @@ def judge_joining(
     show_verdicts(verdicts, federated.summary["method"], contribution)
 
 
-def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+def resume(
+    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    address: Annotated[
+        Text, typer.Option(help="With the engine ray: another cluster than before; '' starts one here.")
+    ] = None,
+) -> None:
     """Go on with a run from its last checkpoint, as if it had never stopped."""
     check_run(directory)
     rounds = draft_experiment(read_experiment(directory / "experiment.toml")).rounds
@@ -217,6 +222,6 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run directory.")]) 
         from graft.experiments import run as runs
 
     with round_progress(rounds, directory.name) as progress:
-        result = runs.resume(directory, callbacks=[progress, *trackers])
+        result = runs.resume(directory, callbacks=[progress, *trackers], address=address)
     finish_run(directory, result)
     show_results([directory], directory)

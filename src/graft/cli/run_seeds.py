@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from graft.cli.progress import study_progress
 from graft.cli.sweep import tell_result
 from graft.errors import InputError
 from graft.experiments.free_folder import check_free
+from graft.experiments.run_cluster import RAY
 from graft.files import explained
 from graft.methods import METHODS
 from graft.options import check_jobs
@@ -45,14 +47,34 @@ def run_seeds(
         [{**values, "seed": seed} for values in fitting for seed in seeds],
         lambda row, _, seed: (root / row if others else root) / f"seed-{seed}",
     )
+    on_cluster = [run for run in runs if run.experiment.engine == RAY and (overwrite or run.read() is None)]
+    if on_cluster and jobs is not None and jobs > 1:
+        raise InputError(
+            f"--jobs is {jobs}, but with --engine ray the clients of a run have the whole cluster, one seed after the "
+            f"other; `graft sweep --engine ray` has many runs at a time."
+        )
     check_folders(root, runs, overwrite)
-    with exclusive(root, "graft run --seeds"), study_progress(root.name) as tell:
+    with exclusive(root, "graft run --seeds"), one_cluster(on_cluster), study_progress(root.name) as tell:
         report = logged(root, len(runs), tell)
         outcome = run_planned(runs, keep_models=True, anew=overwrite, jobs=jobs, report=report, callbacks=callbacks)
         result = collect(runs, outcome, root)
     tell_result(result, root)
     if any(other["method"] == LOCAL for other in others):
         judge_seeds(result, runs[0])
+
+
+@contextmanager
+def one_cluster(runs: Sequence[PlannedRun]) -> Iterator[None]:
+    """Joins or starts the cluster of some runs once for all of them."""
+    if not runs:
+        yield
+        return
+    from graft.engines.ray import Resources, connected
+
+    first = runs[0].experiment
+    resources = Resources(first.cpus_per_worker, first.gpus_per_worker)
+    with connected(first.address, min(first.workers, first.clients), resources):
+        yield
 
 
 def check_folders(root: Path, runs: Sequence[PlannedRun], overwrite: bool) -> None:

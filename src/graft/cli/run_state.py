@@ -40,6 +40,7 @@ class RunState:
     best_test: float | None = None
     curve: list[float] = field(default_factory=list)  # validation scores of the rounds that were evaluated
     by_client: list[float | None] = field(default_factory=list)  # their latest test scores
+    scored: Sequence[int] | None = None  # whose these are, by number, where not everybody's
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
     _pace: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))  # rounds and when they ended
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # as the records have them
@@ -60,7 +61,15 @@ class RunState:
             self._pace.append((self.round, ended))
         scores = record["metrics"].get(self.metric, {}) if "metrics" in record else record
         if "validation" in scores:
+            self.scored = record.get("scored")
             self._see_scores(scores)
+
+    def go_back(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Forgets all rounds but these, which are on record: those after them come again."""
+        fresh = RunState(self.label, self.rounds, self.metric, self.score, self.about, self.clients)
+        vars(self).update(vars(fresh) | {"phase": self.phase, "begun": self.begun})
+        for record in records:
+            self.see(record)
 
     def _see_scores(self, scores: Mapping[str, Any]) -> None:
         suffix = "_global" if self.score == "global" else ""
@@ -93,7 +102,8 @@ class RunState:
     @property
     def names(self) -> list[str]:
         """Returns what the clients are called, as many as were scored."""
-        return [str(self.clients[i]) if i < len(self.clients) else str(i) for i in range(len(self.by_client))]
+        numbers = range(len(self.by_client)) if self.scored is None else self.scored
+        return [str(self.clients[number]) if number < len(self.clients) else str(number) for number in numbers]
 
 
 def number(value: Any) -> float | None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from graft.cli.cluster_options import JOBS, Address, CpusPerRun, Engine, GpusPerRun, read_cluster
 from graft.cli.console import Number, Text, complain, say, split_names
-from graft.cli.options import with_experiment_options
+from graft.cli.options import with_options_of_many
 from graft.cli.progress import phase_progress, study_progress
 from graft.cli.report import show_comparison
 from graft.errors import InputError
@@ -25,7 +26,7 @@ SEEDS = "5"
 Words = Optional[list[str]]  # noqa: UP045  (Typer reads it at run time)
 
 
-@with_experiment_options
+@with_options_of_many
 def sweep(
     file: Annotated[Optional[Path], typer.Argument(help="An experiment file (TOML); flags win over it.")] = None,  # noqa: UP045
     *,
@@ -47,12 +48,16 @@ def sweep(
     ] = None,
     jobs: Annotated[
         Number,
-        typer.Option(help="Worker processes; a core each, or 6 on a GPU, if not given.", rich_help_panel="Sweep"),
+        typer.Option(help=JOBS, rich_help_panel="Sweep"),
     ] = None,
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep checkpoints and best models.", rich_help_panel="Sweep")
     ] = False,
     out: Annotated[Optional[Path], typer.Option(help="Where it goes; sweeps/... if not given.")] = None,  # noqa: UP045
+    engine: Engine = None,
+    address: Address = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     **flags: Any,
 ) -> None:
     """Run every combination of methods, data, settings and seeds, and compare them; run it again to go on."""
@@ -61,7 +66,8 @@ def sweep(
     given = {name: value for name, value in flags.items() if value is not None}
     axes = read_axes(given, parse_grid(grid or []), split_names(methods), split_names(datasets))
     replaced = {"seed", "settings", *axes["grid"], *(name for name in ("method", "dataset") if axes[f"{name}s"])}
-    values = {name: value for name, value in values.items() if name not in replaced} | given
+    values = {name: value for name, value in values.items() if name not in replaced}
+    values, cluster = read_cluster(values, given, engine, address, cpus_per_run, gpus_per_run)
     design = Design(
         **axes,
         seeds=choose_seeds(seeds, values.pop("seed", None)),
@@ -78,7 +84,7 @@ def sweep(
         from graft.experiments.sweep.sweep import run_design
 
     with study_progress("sweep") as tell:
-        result = run_design(design, folder, jobs=jobs, report=tell)
+        result = run_design(design, folder, jobs=jobs, report=tell, cluster=cluster)
     tell_result(result, folder)
 
 

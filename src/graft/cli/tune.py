@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from graft.cli.cluster_options import JOBS, Address, CpusPerRun, Engine, GpusPerRun, read_cluster
 from graft.cli.console import Number, Text, complain, out_console, safe, say, split_names
-from graft.cli.options import with_experiment_options
+from graft.cli.options import with_options_of_many
 from graft.cli.progress import is_terminal, showing
 from graft.cli.run_state import short_time
 from graft.errors import InputError
@@ -26,13 +27,14 @@ from graft.options import check_jobs, parse_seeds, parse_settings
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from graft.experiments.run_cluster import RunCluster
     from graft.experiments.tuning.tuning import Tuning
 
 Words = Optional[list[str]]  # noqa: UP045  (Typer reads it at run time)
 Tell = Callable[[dict[str, Any]], None]
 
 
-@with_experiment_options
+@with_options_of_many
 def tune(
     methods: Annotated[Text, typer.Argument(help="Methods, as fedprox or fedavg,fedprox,fedavg+fedtad.")] = None,
     file: Annotated[Optional[Path], typer.Argument(help="An experiment file (TOML); flags win over it.")] = None,  # noqa: UP045
@@ -67,19 +69,25 @@ def tune(
     ] = None,
     jobs: Annotated[
         Number,
-        typer.Option(help="Worker processes; a core each, or 6 on a GPU, if not given.", rich_help_panel="Tuning"),
+        typer.Option(help=JOBS.replace("Runs", "Trials"), rich_help_panel="Tuning"),
     ] = None,
     timeout: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(help="Seconds after which no trial begins.", rich_help_panel="Tuning"),
     ] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where it goes; tunings/... if not given.")] = None,  # noqa: UP045
+    engine: Engine = None,
+    address: Address = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     **flags: Any,
 ) -> None:
     """Search values that suit methods on validation nodes, with the same budget for each; run it again to go on."""
     if methods is not None and methods.endswith(".toml") and file is None:
         file, methods = Path(methods), None
-    values = {**(read_experiment(file) if file else {}), **{name: v for name, v in flags.items() if v is not None}}
+    in_file = read_experiment(file) if file else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    values, cluster = read_cluster(in_file, given, engine, address, cpus_per_run, gpus_per_run)
     settings = {**given_settings(values), **parse_settings(set_ or [])}
     chosen = choose_methods(methods, flags.get("method"), values.get("method"))
     tried = choose_seeds(seeds, flags.get("seed"), values.get("seed", Experiment.seed))
@@ -93,7 +101,7 @@ def tune(
         seeds=tried,
         final_seeds=range(max(tried) + 1, max(tried) + 1 + final_seeds),
     )
-    run_tuning(design, out, jobs, timeout)
+    run_tuning(design, out, jobs, timeout, cluster)
 
 
 def check_numbers(final_seeds: int, jobs: int | None, timeout: float | None) -> None:
@@ -105,7 +113,9 @@ def check_numbers(final_seeds: int, jobs: int | None, timeout: float | None) -> 
         raise InputError(f"--timeout is {timeout}; it must be above 0.")
 
 
-def run_tuning(design: Design, out: Path | None, jobs: int | None, timeout: float | None) -> None:
+def run_tuning(
+    design: Design, out: Path | None, jobs: int | None, timeout: float | None, cluster: RunCluster | None
+) -> None:
     """Run a tuning with a view of it, and say what came of it."""
     # All that can be wrong with what was typed is said before PyTorch is imported.
     candidates = design.candidates()
@@ -116,7 +126,7 @@ def run_tuning(design: Design, out: Path | None, jobs: int | None, timeout: floa
     from graft.experiments.tuning.tune import run_design
 
     with tuning_progress(f"tune {label}") as tell:
-        tuning = run_design(design, folder, jobs=jobs, timeout=timeout, report=tell)
+        tuning = run_design(design, folder, jobs=jobs, timeout=timeout, report=tell, cluster=cluster)
     tell_result(tuning, folder)
 
 

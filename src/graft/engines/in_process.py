@@ -30,7 +30,7 @@ from graft.engines.client_group import (
     shallow_copy,
     stack_states,
 )
-from graft.engines.failures import StepFailed
+from graft.engines.failures import StepFailed, step_failed
 from graft.engines.fetching import fetch
 from graft.engines.memory import Plan, budget, estimate, mapped_zeros, parameters_of, plan
 from graft.errors import MemoryWarning
@@ -54,6 +54,7 @@ class InProcess:
         together = group_clients(setup.models, setup.graphs, setup.branches)
         self.plan = plan_fleets(setup, one_by_one if alone else together)
         self.groups = [ClientGroup(setup.fleet(clients)) for clients in self.plan.groups]
+        self._members = setup.numbers_of(setup.clients)
         self._losses: StepLosses = []
         self._replies: dict[tuple[int, str], Any] = {}  # of every group, its clients' last replies to a pure step
         self._changed: dict[str, set[int]] = {}  # by pure step, the clients that were asked for something else since
@@ -80,7 +81,7 @@ class InProcess:
         return [group.view() for group in self.groups]
 
     def members(self) -> list[int]:
-        return self._setup.clients
+        return self._members
 
     def execute(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:
         rounds = self.rounds if self.rounds is not None and self.rounds.possible and kind is not None else None
@@ -126,7 +127,7 @@ class InProcess:
 
     def _reuse(self, function: Callable[..., Any], request: Request, group: ClientGroup, chosen: list[int]) -> Any:
         """Returns the replies to a pure step, run anew only for clients that did something since the last time."""
-        changed = self._changed.setdefault(request.step, set(self._setup.clients))
+        changed = self._changed.setdefault(request.step, set(self._members))
         positions = [position for position in chosen if group.clients[position] in changed]
         key = id(group), request.step
         if positions:
@@ -170,7 +171,7 @@ class InProcess:
         except (KeyboardInterrupt, StepFailed):
             raise
         except Exception as error:
-            raise StepFailed(self._setup, fleet.clients, step, request.round, error) from error
+            raise step_failed(self._setup, fleet.clients, step, request.round, error) from error
         if not replaced:
             reply = detach_from_state(reply, group.state)
             group.write_back(chosen, before, state, self._zeros)
@@ -195,11 +196,13 @@ class InProcess:
     def state(self) -> dict[int, Tree]:
         return {client: state for group in self.groups for client, state in group.states().items()}
 
-    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
+    def copy_state(
+        self, fields: Collection[str] | None = None, clients: Collection[int] | None = None
+    ) -> dict[int, Tree]:
         states: dict[int, Tree] = {}
         for group in self.groups:  # one copy a group and leaf, in a file where state lives in files
             states |= group.states(map_tree(self._copy, select_fields(group.state, fields)))
-        return states
+        return states if clients is None else {client: states[client] for client in clients}
 
     def _copy(self, leaf: Tensor) -> Tensor:
         return self._zeros(leaf.shape, leaf.dtype).copy_(leaf) if self.plan.on_disk else leaf.clone()
@@ -210,6 +213,7 @@ class InProcess:
             for cache in group.fleet.caches:
                 cache.clear()
         self._changed.clear()
+        self._losses = []
 
     def close(self) -> None:
         """Frees nothing: all is in this process."""
@@ -257,7 +261,7 @@ def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
     if fleets.too_large:
         largest_step = max(needs[client].work for client in fleets.too_large)
         warnings.warn(
-            f"A step of client {setup.client_names(fleets.too_large)} is estimated to need up to "
+            f"A step of client {setup.client_names(setup.numbers_of(fleets.too_large))} is estimated to need up to "
             f"{format_bytes(largest_step)}, more than a budget of {format_bytes(available)} leaves beside what all "
             f"clients hold; such clients train alone.",
             MemoryWarning,

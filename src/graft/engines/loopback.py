@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from graft.engines.capture import Message, step_arguments
 from graft.engines.client_group import select_fields
-from graft.engines.failures import StepFailed
+from graft.engines.failures import step_failed
 from graft.engines.fetching import fetch
 from graft.engines.in_process import labelled_losses
 from graft.engines.messages import DamagedMessage, add_client_axis, drop_client_axis, pack, unpack
@@ -49,15 +48,7 @@ class Loopback:
         for client in setup.clients:
             here, there = context.Pipe()
             # What a process is started with is the one thing that does not go through bytes.
-            scoring = setup.scoring and [setup.scoring[client]]
-            worker_setup = replace(
-                setup,
-                graphs=[setup.graphs[client]],
-                models=[setup.model_of([client])],
-                scoring=scoring,
-                federation=len(setup.graphs),
-            )
-            worker = context.Process(target=serve, args=(there, worker_setup, client), daemon=True)
+            worker = context.Process(target=serve, args=(there, setup.part([client])), daemon=True)
             worker.start()
             there.close()
             self._pipes[client] = here
@@ -81,7 +72,7 @@ class Loopback:
         for client in request.clients:
             answer, reply = self._receive(client, step, round)
             if "error" in answer:
-                failures.append(StepFailed(self._setup, [client], step, round, answer["error"]))
+                failures.append(step_failed(self._setup, [client], step, round, answer["error"]))
                 continue
             parts.append(([client], add_client_axis(reply)))
             for label, loss in answer["losses"].items():
@@ -95,13 +86,13 @@ class Loopback:
         try:
             self._pipes[client].send_bytes(data)
         except OSError as error:
-            raise StepFailed(self._setup, [client], step, round, "its process has ended") from error
+            raise step_failed(self._setup, [client], step, round, "its process has ended") from error
 
     def _receive(self, client: int, step: str, round: int) -> tuple[dict[str, Any], Any]:
         try:
             data = self._pipes[client].recv_bytes()
         except (EOFError, OSError) as error:
-            raise StepFailed(self._setup, [client], step, round, "its process has ended") from error
+            raise step_failed(self._setup, [client], step, round, "its process has ended") from error
         self.wire_bytes += len(data)
         return unpack(data)
 
@@ -114,11 +105,14 @@ class Loopback:
             self._send(client, pack({"do": "state"}), "state", 0)
         return {client: self._receive(client, "state", 0)[1] for client in self._pipes}
 
-    def copy_state(self, fields: Collection[str] | None = None) -> dict[int, Tree]:
+    def copy_state(
+        self, fields: Collection[str] | None = None, clients: Collection[int] | None = None
+    ) -> dict[int, Tree]:
         head = {"do": "state", "fields": None if fields is None else list(fields)}
-        for client in self._pipes:
+        chosen = self._pipes if clients is None else clients
+        for client in chosen:
             self._send(client, pack(head), "state", 0)
-        return {client: self._receive(client, "state", 0)[1] for client in self._pipes}
+        return {client: self._receive(client, "state", 0)[1] for client in chosen}
 
     def restore(self, state: Mapping[int, Tree]) -> None:
         for client in self._pipes:
@@ -149,11 +143,11 @@ def inbox_of(mail: Mail | None, position: int, client: int) -> Any:
     return {"sent": sent, "links": links[..., delivered], "senders": torch.tensor(senders)}
 
 
-def serve(pipe: Connection, setup: Setup, client: int) -> None:
+def serve(pipe: Connection, setup: Setup) -> None:
     """The life of a worker: handles messages until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then closes the pipes
     torch.set_num_threads(1)
-    fleet = setup.fleet([0], numbers=[client])
+    fleet = setup.fleet([0])
     setup.method.start_client(fleet)
     while True:
         try:

@@ -8,10 +8,9 @@ to a file where it would not fit either. The numbers are estimates: docs/perform
 from __future__ import annotations
 
 import os
-import resource
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.errors import RunError
-from graft.machine import free_ram
+from graft.machine import free_ram, peak_ram
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
 from graft.tensors.trees import flatten
@@ -133,7 +132,18 @@ def mapped_zeros(shape: Sequence[int], kind: torch.dtype) -> Tensor:
 
 def peak_memory(device: torch.device) -> int:
     """Returns the most memory this process has held: on a GPU there, else in RAM."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_ram()
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turns a lack of memory into one sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not lacking:
+            raise
+        raise RunError(
+            "The run needs more memory than there is; fewer clients, a smaller width or more batches need less."
+        ) from error

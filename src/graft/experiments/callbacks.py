@@ -39,6 +39,9 @@ class Callback:
     def on_checkpoint(self, number: int, directory: Path) -> None:
         """The checkpoint of a round is on the disk, in the run's directory."""
 
+    def on_recovery(self, reason: str, records: Sequence[Record]) -> None:
+        """A worker was lost, and the run goes on after these records: rounds that callbacks were told of come again."""
+
     def on_end(self, result: Result) -> None:
         """The last round is over, or a run that was asked to stop has stopped; its record is on the disk."""
 
@@ -80,6 +83,10 @@ class AllCallbacks(Callback):
     def on_checkpoint(self, number: int, directory: Path) -> None:
         for callback in self.callbacks:
             callback.on_checkpoint(number, directory)
+
+    def on_recovery(self, reason: str, records: Sequence[Record]) -> None:
+        for callback in self.callbacks:
+            callback.on_recovery(reason, records)
 
     def on_end(self, result: Result) -> None:
         for callback in self.callbacks:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
+from graft.engines.state_files import StateFiles
 from graft.errors import InputError, RunError
 from graft.experiments.experiment import MOST_THREADS
 from graft.experiments.state_checks import check_finite
+from graft.experiments.state_log import LoggedStates, StateLog, StoredStates
 from graft.experiments.tensor_files import StoredFile, StoredTree, read_tree, write_tree
-from graft.files import explained, parse_json, printable, read_text, seal, sync_folder, unseal, write_bytes
+from graft.files import explained, parse_json, parse_sealed, printable, read_text, seal, sync_folder, write_bytes
 from graft.tensors.trees import Tree, map_tree
 
 FORMAT = "graft-checkpoint-3"
+SOME_FORMAT = "graft-checkpoint-4"  # of a run whose clients are read on demand: with states of those who took part
 
 Count = Annotated[int, Ge(0), Le(2**62)]  # which PyTorch can count up to
+MAY_CHANGE = ("address", "max_failures")  # fields of an experiment that have no say in its numbers
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -46,7 +50,7 @@ class Origin:
         changes = [
             f"{name} is {now.get(name, 'not set')}, it was {before.get(name, 'not set')}"
             for name in dict.fromkeys([*before, *now])
-            if before.get(name) != now.get(name)
+            if name not in MAY_CHANGE and before.get(name) != now.get(name)
         ]
         if changes:
             more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
@@ -103,6 +107,9 @@ class Checkpoint:
     best: Mapping[str, StoredModels] = field(default_factory=dict)  # the models of the best round so far, by kind
     names: Sequence[str] | None = None  # what clients are called in sentences; not written
 
+    def client_name(self, client: int) -> str:
+        return f"client {client if self.names is None else self.names[client]}"
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -122,19 +129,29 @@ class Contents:
     __pydantic_config__ = STRICT
 
 
-CONTENTS = TypeAdapter(Contents)
+@dataclass(frozen=True)
+class SomeContents(Contents):
+    """What checkpoint.json holds of a run whose clients are read on demand: the tree is that of the server."""
+
+    states: list[StoredStates]  # of `clients` clients in all
+
+
+CONTENTS, SOME_CONTENTS = TypeAdapter(Contents), TypeAdapter(SomeContents)
 Schema = TypeVar("Schema")
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint; it takes the place of the last one in the moment when its JSON file does."""
-    check_checkpoint(checkpoint)
-    everyone = state_by_owner(checkpoint)
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, log: StateLog | None = None) -> StateLog:
+    """Writes a checkpoint; it takes the place of the last one in the moment when its JSON file does.
+
+    Where clients are read on demand, `log` says what of their states the last one holds; returned is that of this one.
+    """
+    states = checkpoint.clients if isinstance(checkpoint.clients, StateFiles) else None
+    check_checkpoint(checkpoint if states is None else replace(checkpoint, clients={}))
     with explained(f"The checkpoint of round {checkpoint.round} cannot be written to {folder}", RunError):
         folder.mkdir(exist_ok=True)
-        stored = write_tree(everyone, folder)
-        contents = Contents(
-            FORMAT,
+        stored = write_tree(state_by_owner(checkpoint) if states is None else {"server": checkpoint.server}, folder)
+        log = write_log(log or StateLog(), checkpoint, states, folder) if states is not None else StateLog()
+        parts = (
             checkpoint.round,
             len(checkpoint.clients),
             checkpoint.origin,
@@ -145,8 +162,19 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             stored.numbers,
             stored.files,
         )
+        contents = Contents(FORMAT, *parts) if states is None else SomeContents(SOME_FORMAT, *parts, log.stored)
         write_sealed(folder / "checkpoint.json", asdict(contents))
-        remove_others(folder, {"checkpoint.json", *(file.name for file in stored.files)})
+        files = [*stored.files, *(file for part in log.stored for file in part.tree.files)]
+        remove_others(folder, {"checkpoint.json", *(file.name for file in files)})
+    return log
+
+
+def write_log(log: StateLog, checkpoint: Checkpoint, states: StateFiles, folder: Path) -> StateLog:
+    """Writes the states of clients that changed since the last checkpoint; refuses those that are no numbers."""
+    try:
+        return log.write(states, folder, checkpoint.client_name)
+    except ValueError as error:
+        raise not_kept(checkpoint, error) from None
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
@@ -154,9 +182,13 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     try:
         check_finite(checkpoint.server, "the server")
         for client, state in checkpoint.clients.items():
-            check_finite(state, f"client {client if checkpoint.names is None else checkpoint.names[client]}")
+            check_finite(state, checkpoint.client_name(client))
     except ValueError as error:
-        raise RunError(f"Round {checkpoint.round} is not kept as a checkpoint: {error}.") from None
+        raise not_kept(checkpoint, error) from None
+
+
+def not_kept(checkpoint: Checkpoint, error: ValueError) -> RunError:
+    return RunError(f"Round {checkpoint.round} is not kept as a checkpoint: {error}.")
 
 
 def state_by_owner(checkpoint: Checkpoint) -> dict[str, Tree]:
@@ -183,8 +215,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         try:
             contents = read_contents(folder / "checkpoint.json")
             state = read_tree(StoredTree(contents.order, contents.numbers, contents.files), folder)
-            clients = {client: Tree(state.get(f"client{client}", {})) for client in range(contents.clients)}
             server = map_tree(_copied, state.get("server", {}))
+            clients = read_clients(contents, state, folder)
             return Checkpoint(
                 contents.round,
                 server,
@@ -198,6 +230,16 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             raise InputError(f"The checkpoint in {folder} is damaged or not Graft's: {printable(error)}.") from error
 
 
+def read_clients(contents: Contents, state: Tree, folder: Path) -> Mapping[int, Tree]:
+    """Returns the states of clients that a checkpoint holds: of all, or of those that took part."""
+    if not isinstance(contents, SomeContents):
+        return {client: Tree(state.get(f"client{client}", {})) for client in range(contents.clients)}
+    clients = LoggedStates(contents.states, folder)
+    if len(clients) != contents.clients:
+        raise ValueError(f"it has the states of {len(clients)} clients, not of {contents.clients}")
+    return clients
+
+
 def _copied(leaf: Any) -> Any:
     """Returns a leaf where PyTorch would put it, for some products depend on where numbers lie in memory."""
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
@@ -205,24 +247,14 @@ def _copied(leaf: Any) -> Any:
 
 def read_contents(path: Path) -> Contents:
     """Returns what a checkpoint.json holds, checked against its checksum and its schema."""
-    return read_sealed(path, CONTENTS, FORMAT, "checkpoint")
+    sealed = parse_json(read_text(path))
+    some = isinstance(sealed, dict) and sealed.get("format") == SOME_FORMAT
+    where = f"The checkpoint in {path.parent}"
+    if some:
+        return parse_sealed(sealed, SOME_CONTENTS, SOME_FORMAT, where)
+    return parse_sealed(sealed, CONTENTS, FORMAT, where)
 
 
 def read_sealed(path: Path, schema: TypeAdapter[Schema], format: str, what: str, *bound_to: str) -> Schema:
     """Returns what a JSON file of a run holds, checked against its checksum, its format and its schema."""
-    sealed = parse_json(read_text(path))
-    written = sealed.get("format") if isinstance(sealed, dict) else None
-    if isinstance(written, str) and written.startswith(format.rstrip("0123456789")) and written != format:
-        raise InputError(
-            f"The {what} in {path.parent} has the format {printable(written)[:40]} of another version of Graft; "
-            f"this one reads {format}, so go on with that version."
-        )
-    values = unseal(sealed, *bound_to)
-    try:
-        contents = schema.validate_json(json.dumps(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if written != format:
-        raise ValueError(f"its format is {written!r}, not {format!r}")
-    return contents
+    return parse_sealed(parse_json(read_text(path)), schema, format, f"The {what} in {path.parent}", *bound_to)

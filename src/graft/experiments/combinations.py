@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graft.data import OWN_GRAPHS, PARTITIONS, count_clients, parse_dataset
+from graft.data import OWN_GRAPHS, PARTITIONS, is_one_graph, parse_dataset
 from graft.data.partitions import check_options
 from graft.data.splits import is_by_time
 from graft.errors import InputError
 from graft.experiments.experiment import GIVEN, Experiment
 from graft.experiments.make_method import name_of
 from graft.federation.method import Method
+from graft.federation.peers import PeerMethod
 from graft.federation.topologies import Topology
 from graft.methods import METHODS
 from graft.models import NATIVE, build_model, parse_model
@@ -33,6 +34,7 @@ def check_combination(experiment: Experiment, method: Method) -> None:
             f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {experiment.batches}."
         )
     check_data_settings(experiment)
+    check_evaluate_clients(experiment, method)
     check_one_model(experiment, method)
     check_native_models(experiment, method)
     build_topology(experiment, experiment.clients)
@@ -54,7 +56,7 @@ def check_data_settings(experiment: Experiment) -> None:
     dataset = experiment.dataset
     if name == OWN_GRAPHS and not experiment.graphs and dataset != GIVEN:
         parse_dataset(dataset)  # a file that is gone is a mistake of its own
-        if count_clients(dataset) is None:
+        if is_one_graph(dataset):
             raise InputError(
                 f"partition is own, but '{dataset}' is one graph: choose one of {', '.join(PARTITIONS)}, or give "
                 f"clients' own graphs, as --graphs alpha/ beta.npz."
@@ -63,6 +65,24 @@ def check_data_settings(experiment: Experiment) -> None:
     if unseen and experiment.evaluate_on == "perturbed" and experiment.perturbation.active:
         raise InputError(
             "evaluate_on is perturbed, but test nodes that training does not see are not perturbed: use clean."
+        )
+
+
+def check_evaluate_clients(experiment: Experiment, method: Method) -> None:
+    """Refuses to read clients on demand where something is kept of every one of them."""
+    if experiment.evaluate_clients == "all":
+        return
+    refused = (
+        f"evaluate_clients is participants, which reads clients when they are asked, but method '{name_of(method)}'"
+    )
+    if isinstance(method, PeerMethod):
+        raise InputError(f"{refused} has every peer weigh all others: use all, or a method with a server.")
+    if type(method).personalised is not Method.personalised:
+        raise InputError(f"{refused} keeps a model of every client at the server: use all, or another method.")
+    if experiment.engine == "loopback":
+        raise InputError(
+            "evaluate_clients is participants, but the engine loopback starts a process for every client: use "
+            "in_process or ray."
         )
 
 

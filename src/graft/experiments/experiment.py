@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
-from graft.data import DATASETS, OWN_GRAPHS, check_partition, count_clients, parse_dataset, parse_graphs
+from graft.data import DATASETS, OWN_GRAPHS, check_partition, parse_dataset, parse_graphs
 from graft.engines.amounts import parse_memory
 from graft.errors import InputError
 from graft.experiments.make_method import check_settings
+from graft.experiments.own_data import with_own_graphs
 from graft.experiments.validation import validated
 from graft.federation import check_topology
 from graft.federation.metric_names import parse_metrics
@@ -34,6 +35,7 @@ GIVEN = "given-in-python"  # stands in experiment.toml for an object that no fil
 LONG = 10_000_000  # more clients, rounds, epochs or batches than this are a mistake
 WIDEST = 65_536
 MOST_THREADS = 1024
+MOST_WORKERS = 65_536
 
 # The first field of each group of settings, in the order of the fields.
 GROUPS = {
@@ -131,11 +133,25 @@ class Experiment:
         "personal"
     )
     evaluate_every: Annotated[int, Ge(1), Le(LONG), Doc("Rounds between evaluations.")] = 1
+    evaluate_clients: Annotated[
+        Literal["all", "participants"],
+        Doc("Whose models are scored: all clients', or those of a round's participants."),
+    ] = "all"
     patience: Annotated[int, Ge(0), Le(LONG), Doc("Stop after so many evaluations without progress; 0 never.")] = 0
     device: Annotated[Literal["auto", "cpu", "cuda"], Doc("auto, cpu or cuda.")] = "auto"
     engine: Annotated[
-        Literal["in_process", "loopback"], Doc("in_process, or loopback: a process a client, messages as bytes.")
+        Literal["in_process", "loopback", "ray"],
+        Doc("in_process; loopback: a process a client, messages as bytes; ray: workers of a Ray cluster."),
     ] = "in_process"
+    workers: Annotated[int, Ge(1), Le(MOST_WORKERS), Doc("Workers that the engine ray shares clients out over.")] = 2
+    cpus_per_worker: Annotated[int, Ge(1), Le(MOST_THREADS), Doc("Cores, and threads, of a worker.")] = 1
+    gpus_per_worker: Annotated[
+        float, Ge(0), Le(1), Doc("GPU of a worker: 0, 1, or a share of one that several have together.")
+    ] = 0.0
+    address: Annotated[str, Doc("Ray cluster to join, as auto or ray://head:10001; empty starts one here.")] = ""
+    max_failures: Annotated[
+        int, Ge(0), Le(LONG), Doc("Times that workers may die without a checkpoint in between before a run stops.")
+    ] = 3
     precision: Annotated[
         Literal["float32", "tf32"], Doc("Of matrix products on a GPU: float32, or tf32 with 10 bits of a fraction.")
     ] = "float32"
@@ -188,6 +204,8 @@ class Experiment:
     def torch_device(self) -> torch.device:
         import torch
 
+        if self.engine == "ray":  # the server stays on the CPU; workers say where they are
+            return torch.device("cpu")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device is cuda, but PyTorch sees no GPU here; use cpu or auto.")
         usable = torch.cuda.is_available() and self.engine == "in_process"
@@ -206,6 +224,8 @@ def fields_of_group(group: str) -> tuple[str, ...]:
 
 
 DATA_FIELDS = (*fields_of_group("Data"), "seed")  # what the data of clients depend on
+# What data may come with already, as shards do, with the defaults.
+PREPARED = {name: getattr(Experiment, name) for name in fields_of_group("Data") if name not in ("dataset", "graphs")}
 
 
 def data_settings(experiment: Experiment) -> str:
@@ -253,9 +273,15 @@ class ExperimentSettings(TypedDict, total=False):
     metric: str
     score: Literal["personal", "global"]
     evaluate_every: int
+    evaluate_clients: Literal["all", "participants"]
     patience: int
     device: Literal["auto", "cpu", "cuda"]
-    engine: Literal["in_process", "loopback"]
+    engine: Literal["in_process", "loopback", "ray"]
+    workers: int
+    cpus_per_worker: int
+    gpus_per_worker: float
+    address: str
+    max_failures: int
     precision: Literal["float32", "tf32"]
     threads: int
     memory: str
@@ -279,30 +305,7 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
 def draft_experiment(values: Mapping[str, Any]) -> Experiment:
     """Returns the experiment of those values without what its method sets: good for checks, before PyTorch is
     imported."""
-    return validated(Experiment, with_own_graphs(values), "an experiment")
-
-
-def with_own_graphs(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the values of an experiment with as many clients as bring their own graphs, where they do."""
-    graphs, dataset = values.get("graphs"), values.get("dataset")
-    if not isinstance(graphs, list):
-        graphs = []  # or of a type that is refused where fields are checked
-    if graphs and dataset:
-        raise InputError(f"Both graphs and the dataset '{dataset}' were given: leave one of them out.")
-    count = len(graphs) if graphs else count_clients(dataset) if isinstance(dataset, str) else None
-    return values if count is None else own_graph_values(values, count) | ({"dataset": ""} if graphs else {})
-
-
-def own_graph_values(values: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Returns the values of an experiment in which so many clients bring their own graphs; others are refused."""
-    own = {"clients": count, "partition": OWN_GRAPHS}
-    for name in own:
-        if values.get(name, own[name]) != own[name]:
-            raise InputError(
-                f"{name} is {values[name]}, but every client brings its own graph, {count} in all: nothing is shared "
-                f"out, so leave {name} out."
-            )
-    return {**values, **own}
+    return validated(Experiment, with_own_graphs(values, PREPARED), "an experiment")
 
 
 def resolved(experiment: Experiment) -> Experiment:
@@ -331,11 +334,11 @@ def resolved(experiment: Experiment) -> Experiment:
 def own_files(experiment: Experiment) -> list[Path]:
     """Returns the files that the method, its plug, the models and the dataset of an experiment come from, if not from
     Graft."""
-    names = [experiment.method, experiment.plug, *experiment.model_names]
-    if experiment.dataset not in (GIVEN, ""):
-        names.append(parse_dataset(experiment.dataset).name)
+    parts = experiment.dataset.split(":")  # perhaps as my_data.py:load:size=3
+    datasets = [":".join(parts[:count]) for count in range(2, len(parts) + 1)]
+    names = [experiment.method, experiment.plug, *experiment.model_names, *datasets]
     references = filter(None, map(parse_reference, names))
-    return [reference.path for reference in references if reference.is_file]
+    return [reference.file for reference in references if reference.is_file]
 
 
 def absolute(table: Registry[Any], name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,11 @@ class FollowedRun:
             self.round, self.seconds = record["round"], record["seconds"]
             yield record
 
-    def names(self) -> list[str | int]:
+    def names(self) -> Sequence[str | int]:
         """Returns the clients' names, or their numbers."""
         prepared = read_values(self.folder / "preparation.json")
         names = prepared.get("names")
-        return list(names) if isinstance(names, list) else list(range(self.experiment.clients))
+        return list(names) if isinstance(names, list) else range(self.experiment.clients)
 
     def status(self) -> str:
         """Returns whether the run is finished, running or stopped, as far as that can be seen from here."""

@@ -7,11 +7,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from graft.data import OWN_GRAPHS
 from graft.data.client_graphs import Federation
 from graft.data.federation import FederationData
+from graft.data.lazy_graphs import ClientGraphs
+from graft.data.shards import ShardedGraphs
 from graft.errors import InputError
-from graft.experiments.experiment import GIVEN, Experiment, make_experiment, own_graph_values
+from graft.experiments.experiment import GIVEN, PREPARED, Experiment, make_experiment
 from graft.experiments.make_method import add_plug, make_method
+from graft.experiments.own_data import own_graph_values, with_prepared
 from graft.federation.method import Method
 from graft.federation.plug import Plug
 from graft.methods import METHODS, PLUGS
@@ -64,7 +68,12 @@ def describe(method: str | Method, dataset: Any, models: Any, settings: Mapping[
         values["method"] = method
     if dataset is None:
         raise InputError("dataset is None; give a name, a path, a PyG Data, or the graphs of clients.")
-    if isinstance(dataset, Mapping) or (isinstance(dataset, Sequence) and not isinstance(dataset, str)):
+    if isinstance(dataset, ShardedGraphs):
+        dataset = dataset.store.url
+    elif isinstance(dataset, ClientGraphs):
+        own = {**PREPARED, "clients": len(dataset), "partition": OWN_GRAPHS, "split": "own"}
+        values = with_prepared(values, own, "the graphs come")
+    elif isinstance(dataset, Mapping) or (isinstance(dataset, Sequence) and not isinstance(dataset, str)):
         dataset = Federation(dataset)
     if isinstance(dataset, Federation):
         values = own_graph_values(values, len(dataset))

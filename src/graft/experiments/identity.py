@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from graft.data.federation import FederationData
     from graft.federation.setup import Setup
 
-NOT_COMPARED = ("device", "engine", "threads", "memory", "checkpoint_every")  # how a run is computed, not what
+NOT_COMPARED = (  # how a run is computed, not what
+    "device",
+    "engine",
+    "workers",
+    "cpus_per_worker",
+    "gpus_per_worker",
+    "address",
+    "max_failures",
+    "threads",
+    "memory",
+    "checkpoint_every",
+)
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy", "scikit-learn")
 
 
@@ -35,6 +46,8 @@ def experiment_hash(experiment: Mapping[str, Any]) -> str:
 
 def identify(experiment: Experiment, setup: Setup, federation: FederationData) -> dict[str, Any]:
     """Returns what result.json holds of the experiment, its data, models and code, and of the versions it ran on."""
+    from graft.models.assigned import models_checksum  # which imports PyTorch: comparisons do without
+
     values = asdict(experiment)
     return {
         "experiment": values,
@@ -42,7 +55,7 @@ def identify(experiment: Experiment, setup: Setup, federation: FederationData) -
             "experiment": experiment_hash(values),
             "graph": federation.graph_hash,
             "partition": federation.hash,
-            "models": checksum(*map(repr, setup.models)),
+            "models": models_checksum(setup.models),
             "code": checksum(*(file.read_bytes() for file in own_files(experiment))),
         },
         "versions": {"python": platform.python_version(), **installed_versions()},

@@ -10,6 +10,7 @@ import numpy as np
 
 from graft.data.federation import FederationData
 from graft.data.graphs import subgraph
+from graft.data.lazy_graphs import SelectedGraphs
 from graft.errors import RunError
 from graft.experiments.callbacks import Callbacks
 from graft.experiments.comparison.finished_runs import FinishedRun
@@ -56,15 +57,20 @@ def models_of(experiment: Experiment, clients: Sequence[int]) -> str | list[str]
 
 def without(federation: FederationData, client: int) -> FederationData:
     """Returns the federation of all clients but one, with the features and classes of all."""
-    remaining = np.flatnonzero(federation.membership != client)
-    membership = federation.membership[remaining]
     others = [other for other in range(len(federation.clients)) if other != client]
     fitted = federation.preparations
+    graph, membership = federation.graph, federation.membership
+    if graph is not None and membership is not None:
+        remaining = np.flatnonzero(membership != client)
+        graph, membership = subgraph(graph, remaining), membership[remaining]
+        membership = membership - (membership > client)
     return replace(
         federation,
-        graph=subgraph(federation.graph, remaining),
-        membership=membership - (membership > client),
-        clients=[federation.clients[other] for other in others],
+        graph=graph,
+        membership=membership,
+        clients=[federation.clients[other] for other in others]
+        if federation.lazy is None
+        else SelectedGraphs(federation.lazy, others),
         names=None if federation.names is None else tuple(federation.names[other] for other in others),
         preparations=[fitted[other] for other in others] if fitted else fitted,
         clean=None if federation.clean is None else without(federation.clean, client),

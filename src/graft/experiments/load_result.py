@@ -11,6 +11,7 @@ import torch
 
 import graft
 from graft.data.federation import FederationData
+from graft.engines.state_files import ChangedStates
 from graft.errors import InputError
 from graft.experiments.best_models import RoundModels, last_models
 from graft.experiments.build import build_federation, build_models
@@ -30,6 +31,7 @@ from graft.federation.server import Server
 from graft.federation.session import SessionState
 from graft.federation.setup import Setup
 from graft.files import checksum, explained
+from graft.models.assigned import models_checksum
 from graft.tensors.trees import Tree, strip_architectures
 
 
@@ -44,7 +46,7 @@ def load_result(out: str | Path, *, method: Method | None = None, dataset: Any =
         summary=dict(opened.facts),
         rounds=directory.read_rounds(),
         server=state.server,
-        clients={client: strip_architectures(tree) for client, tree in state.clients.items()},
+        clients=ChangedStates(state.clients, strip_architectures),
         finished=directory.result.exists(),
         models=opened,
     )
@@ -102,7 +104,7 @@ def setup_of(experiment: Experiment, method: Method, data: PreparedData, models:
 
 def check_origin(origin: Origin, setup: Setup, experiment: Experiment) -> None:
     """Refuses models or code that are not those of the run."""
-    if origin.models != checksum(*map(repr, setup.models)):
+    if origin.models != models_checksum(setup.models):
         raise InputError("The models are not those that this run was trained with.")
     own = [*own_files(replace(experiment, dataset=GIVEN, graphs=[]))]
     if not own:
@@ -122,8 +124,8 @@ def models_of(
     server = Server(
         setup.models, experiment.seed, torch.device("cpu"), setup.architecture, 0, 0, setup.rounds, checkpoint.server
     )
-    trees = last_models(setup.method, server, SessionState(checkpoint.server, checkpoint.clients))
-    return {kind: RoundModels(records[checkpoint.round - 1], tree) for kind, tree in trees.items()}
+    state = SessionState(checkpoint.server, checkpoint.clients)
+    return last_models(setup.method, server, state, records[checkpoint.round - 1])
 
 
 def summary_of(
@@ -137,12 +139,14 @@ def summary_of(
     if directory.result.exists():
         return directory.read_result()
     nothing = torch.zeros(0)
-    scores = Scores(nothing, nothing, experiment.score, parse_metrics(experiment.metric))
+    some = experiment.evaluate_clients == "participants" and not data.pooled
+    scores = Scores(nothing, nothing, experiment.score, parse_metrics(experiment.metric), of_participants=some)
     scores.restore(records)
     summary = scores.summary(data.clients)
+    numbers = scores.scored_clients(data.clients)
     rows = [
         {"client": client, "model": setup.models[client % len(setup.models)].name, "nodes": None, "edges": None, **row}
-        for client, row in enumerate(summary["per_client"])
+        for client, row in zip(numbers, summary["per_client"], strict=True)
     ]
     return {
         "graft": graft.__version__,

@@ -13,21 +13,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import torch
 
-from graft.data import cards, datasets
+from graft.data import cards
 from graft.data.federation import FederationData
-from graft.data.graphs import Graph
+from graft.data.sources import Opened, open_data
 from graft.engines.threads import cores
 from graft.errors import GraftError, InputError, RunError
 from graft.experiments.build import build_federation
@@ -52,12 +52,13 @@ Report = Callable[[Message], None]
 
 @dataclass(frozen=True)
 class Order:
-    """A run that somebody wants: plain values, for they are sent to other processes."""
+    """A run that somebody wants: plain values, for they are sent to other processes, and perhaps objects."""
 
     name: str  # for people
     path: str  # the file or folder that gets the result
     experiment: dict[str, Any]  # everything resolved
     data: str  # orders that share it share their data
+    given: Given = field(default_factory=Given)  # objects that stand in for names
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,19 @@ Check = Callable[[dict[str, Any]], None]  # a callback of each round, which ends
 Perform = Callable[[Order, Federations, Check], Message]  # runs an order, stores the result and says what came of it
 
 
+class Workers(Protocol):
+    """Where chunks of orders are run: processes here, or the workers of a cluster."""
+
+    @property
+    def count(self) -> int:
+        """Returns how many orders are run at the same time."""
+        ...
+
+    def run(self, chunks: Sequence[list[Order]], perform: Perform, report: Report) -> None:
+        """Runs all orders; Ctrl-C lets each that is under way finish its round."""
+        ...
+
+
 def run_orders(
     orders: Sequence[Order],
     perform: Perform,
@@ -82,12 +96,14 @@ def run_orders(
     jobs: int | None = None,
     device: str = "cpu",
     report: Report | None = None,
+    workers: Workers | None = None,
 ) -> Outcome:
     """Runs all orders; whatever one of them fails of, the others run.
 
     With several jobs `perform` is called in other processes, so it is a function of a module.
     """
-    workers = check_jobs(jobs) or default_jobs(device)
+    if workers is None:
+        workers = Processes(check_jobs(jobs) or default_jobs(device))
     paths = {order.path: order.name for order in orders}
     failures: dict[str, str] = {}
     finished: set[str] = set()
@@ -100,13 +116,8 @@ def run_orders(
         if report is not None:
             report({"cell": paths[message["path"]], "total": len(orders), "done": len(finished), **message})
 
-    chunks = group_orders(orders, workers)
     try:
-        if workers == 1 or len(chunks) < 2:
-            for chunk in chunks:
-                run_chunk(chunk, perform, receive)
-        else:
-            run_in_pool(chunks, perform, min(workers, len(chunks)), receive)
+        workers.run(group_orders(orders, workers.count), perform, receive)
     except KeyboardInterrupt:
         stopped = True
     except BrokenProcessPool:
@@ -128,10 +139,8 @@ def group_orders(orders: Sequence[Order], jobs: int) -> list[list[Order]]:
     return [chunk for group in groups.values() for start in range(pieces) if (chunk := group[start::pieces])]
 
 
-def run_chunk(
-    orders: Sequence[Order], perform: Perform, report: Report, stop: Callable[[], bool] = lambda: False
-) -> None:
-    """Runs orders one after the other in this process."""
+def run_chunk(orders: Sequence[Order], perform: Perform, stop: Callable[[], bool] = lambda: False) -> Iterator[Message]:
+    """Runs orders one after the other in this process, and tells of each."""
     federations: Federations = {}
 
     def check(record: dict[str, Any]) -> None:  # noqa: ARG001
@@ -147,7 +156,7 @@ def run_chunk(
             message = perform(order, federations, check)
         except Exception as error:  # whatever it is, the other orders can still run
             message = {"error": one_line(error)}
-        report({"path": order.path, **message, "seconds": time.perf_counter() - start})
+        yield {"path": order.path, **message, "seconds": time.perf_counter() - start}
 
 
 def cached_federation(experiment: Experiment, federations: Federations, dataset: Any = None) -> FederationData:
@@ -157,8 +166,8 @@ def cached_federation(experiment: Experiment, federations: Federations, dataset:
     if key not in federations:
         federations.clear()
         try:
-            graph = load_graph(experiment.dataset) if dataset is None and experiment.dataset else dataset
-            federations[key] = build_federation(experiment, graph)
+            data = open_once(experiment.dataset) if dataset is None and experiment.dataset else dataset
+            federations[key] = build_federation(experiment, data)
         except Exception as error:
             federations[key] = error
     federation = federations[key]
@@ -168,8 +177,8 @@ def cached_federation(experiment: Experiment, federations: Federations, dataset:
 
 
 @lru_cache(maxsize=1)
-def load_graph(dataset: str) -> Graph:
-    return datasets.load(dataset)
+def open_once(dataset: str) -> Opened:
+    return open_data(dataset)
 
 
 def one_line(error: Exception) -> str:
@@ -179,6 +188,21 @@ def one_line(error: Exception) -> str:
 
 
 # Worker processes.
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Processes on this machine; one is this process itself."""
+
+    count: int
+
+    def run(self, chunks: Sequence[list[Order]], perform: Perform, report: Report) -> None:
+        if self.count > 1 and len(chunks) > 1:
+            run_in_pool(chunks, perform, min(self.count, len(chunks)), report)
+            return
+        for chunk in chunks:
+            for message in run_chunk(chunk, perform):
+                report(message)
 
 
 def run_in_pool(chunks: Sequence[list[Order]], perform: Perform, jobs: int, report: Report) -> None:
@@ -238,7 +262,8 @@ def exit_with_parent() -> None:
 
 def run_in_worker(chunk: list[Order], perform: Perform) -> None:
     try:
-        run_chunk(chunk, perform, WORKER["reports"].put, WORKER["stop"].is_set)
+        for message in run_chunk(chunk, perform, WORKER["stop"].is_set):
+            WORKER["reports"].put(message)
     except KeyboardInterrupt:
         return  # the parent has been told too
 
@@ -252,15 +277,10 @@ def perform_run(
     check: Check,
     *,
     keep_models: bool = False,
-    objects: Mapping[str, Given] = MappingProxyType({}),
     callbacks: Callbacks = (),
 ) -> Message:
-    """Runs an order and keeps its record in a folder: that of any run with its models, or only what can be compared.
-
-    What was given as an object is in `objects`, by the path of its order.
-    """
-    experiment, folder = Experiment(**order.experiment), Path(order.path)
-    given = objects.get(order.path, Given())
+    """Runs an order and keeps its record in a folder: that of any run with its models, or only what can be compared."""
+    experiment, folder, given = Experiment(**order.experiment), Path(order.path), order.given
     hear = [check, *callbacks]
     if keep_models and can_go_on(folder, experiment):
         result = resume(folder, method=given.method, dataset=given.dataset, models=given.models, callbacks=hear)
@@ -288,17 +308,24 @@ def can_go_on(folder: Path, experiment: Experiment) -> bool:
 
 def write_record(folder: Path, result: Result, federation: FederationData) -> None:
     """Writes the record of a run without its models, whole or not at all."""
-    part = folder.with_name(folder.name + PART)
-    with explained(f"{folder} cannot be written to", RunError):
-        if part.exists():
-            shutil.rmtree(part)
-        part.mkdir(parents=True)
+    with replaced_folder(folder) as part:
         directory = RunDirectory(part)
         directory.begin(experiment_text(Experiment(**result.summary["experiment"])))
         cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
         for record in result.rounds:
             directory.append_round(record)
         directory.write_result(result.summary)
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Gives an empty folder that takes the place of another when all is written into it."""
+    part = folder.with_name(folder.name + PART)
+    with explained(f"{folder} cannot be written to", RunError):
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir(parents=True)
+        yield part
         if folder.exists():
             shutil.rmtree(folder)  # of an earlier version, or damaged
         part.rename(folder)

@@ -69,6 +69,11 @@ class RunModels:
             if kind == GLOBAL and OWN in models:
                 raise InputError(f"Method '{self.setup.name}' has no global model.")
             raise InputError("This run has no models to predict with: none of its rounds was evaluated yet.")
+        if not self.data.pooled and not models[kind].has(number):
+            when = f"round {models[kind].round}, the best one" if at == "best" else "any round"
+            raise InputError(
+                f"Client {self.data.name(number)} has no model of its own: it did not take part in {when}."
+            )
         return ClientModel(self, number, models[kind], kind, at)
 
     @cached_property
@@ -87,7 +92,8 @@ class RunModels:
                 nodes = np.flatnonzero(membership == client)
             # Of one graph that was shared out, nodes are known by their numbers there.
             own = federation.names is not None
-            numbers = np.arange(len(nodes)) if own else np.flatnonzero(whole.membership == client)
+            apart = own or whole.membership is None
+            numbers = np.arange(len(nodes)) if apart else np.flatnonzero(whole.membership == client)
             return ScoredGraph(graph, nodes, numbers if graph.ids is None else graph.ids[nodes])
 
         return scored
@@ -279,5 +285,7 @@ def open_source(data: Any, preparation: Preparation) -> Source:
         opened = open_data(data)
         if isinstance(opened, Federation):
             raise InputError(f"{data} has graphs of several clients, {', '.join(opened.labels)}: give one of them.")
+        if not isinstance(opened, Graph | NodeTable):
+            raise InputError(f"{data} has graphs of several clients: give the graph of one of them.")
         return opened
     return load(data)

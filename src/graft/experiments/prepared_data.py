@@ -12,12 +12,13 @@ from pydantic import TypeAdapter
 
 from graft.data.federation import FederationData
 from graft.data.graphs import Graph
+from graft.data.lazy_federation import SharedPreparations, different_preparations
 from graft.data.preparation import Preparation
 from graft.data.scaling import Scaling
 from graft.errors import InputError
 from graft.experiments.checkpoints import STRICT, read_sealed, write_sealed
 from graft.experiments.experiment import Experiment
-from graft.files import canonical, explained, printable
+from graft.files import explained, printable
 
 FORMAT = "graft-preparation-1"
 STATELESS = {"auto": "raw", "raw": "raw", "row": "row", "l2": "l2"}  # scalings that nothing is fitted for
@@ -33,7 +34,7 @@ class Contents:
     names: list[str] | None
     pooled: bool
     preparations: list[dict[str, Any]]  # those that differ
-    of_client: list[Annotated[int, Ge(0)]]  # which of them each client has
+    of_client: list[Annotated[int, Ge(0)]]  # which of them each client has; empty: all have the only one
 
     __pydantic_config__ = STRICT
 
@@ -73,7 +74,7 @@ class PreparedData:
 
 def describe_data(federation: FederationData, experiment: Experiment, pooled: bool) -> PreparedData:
     """Returns what is to be known of the data of a run when it is over."""
-    fitted = list(federation.preparations)
+    fitted = federation.preparations
     return PreparedData(
         len(federation.clients),
         federation.names,
@@ -90,10 +91,7 @@ def plain_preparation(graph: Graph, features: str) -> Preparation:
 
 def save_prepared(path: Path, data: PreparedData, bound_to: str) -> None:
     """Writes preparation.json."""
-    positions: dict[str, int] = {}
-    entries = [preparation.to_json() for preparation in data.preparations]
-    of_client = [positions.setdefault(canonical(entry), len(positions)) for entry in entries]
-    different = [entries[of_client.index(position)] for position in range(len(positions))]
+    different, of_client = different_preparations(data.preparations)
     names = None if data.names is None else list(data.names)
     contents = Contents(FORMAT, data.clients, names, data.pooled, different, of_client)
     with explained(f"{path} cannot be written", InputError):
@@ -106,10 +104,12 @@ def load_prepared(path: Path, bound_to: str) -> PreparedData:
         try:
             contents = read_sealed(path, CONTENTS, FORMAT, "preparation", bound_to)
             different = [Preparation.from_json(entry) for entry in contents.preparations]
-            if {len(contents.of_client), len(contents.names or contents.of_client)} != {contents.clients}:
+            of_client = contents.of_client or None if len(different) == 1 else contents.of_client
+            told = [len(entries) for entries in (of_client, contents.names) if entries is not None]
+            if set(told) - {contents.clients} or max(of_client or [0]) >= len(different):
                 raise ValueError("it does not tell all clients")
             names = None if contents.names is None else tuple(contents.names)
-            preparations = [different[position] for position in contents.of_client]
+            preparations = SharedPreparations(different, of_client, contents.clients)
             return PreparedData(contents.clients, names, contents.pooled, preparations)
         except (ValueError, IndexError) as error:
             raise InputError(f"{path} is damaged or not of the run beside it: {printable(error)}.") from error

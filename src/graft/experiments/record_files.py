@@ -11,10 +11,10 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from annotated_types import Ge
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from graft.errors import InputError, RunError
 from graft.files import (
@@ -71,6 +71,7 @@ class RoundRecord(Record):
     details: dict[str, Any]
     seconds: float
     links: dict[str, list[list[float]]] = {}
+    scored: list[Count] | None = None  # the clients that scores are of, by number, where these are not all
     per_client: PerClient | None = None
     train: Score = None
     validation: Score = None
@@ -78,7 +79,17 @@ class RoundRecord(Record):
     test_global: Score = None
     test_trained: Score = None
     metrics: dict[str, MetricRecord] = {}  # where others than the accuracy were asked for
-    confusion: list[list[list[Count]]] | None = None  # of every client's test nodes; rows are true classes
+    confusion: list[list[list[Count]]] | None = None  # of every scored client's test nodes; rows are true classes
+
+    @model_validator(mode="after")
+    def check_scored(self) -> Self:
+        """Refuses scores of another number of clients than were scored."""
+        tables = [self.per_client, *(metric.per_client for metric in self.metrics.values())]
+        counts = [len(values) for table in tables if table is not None for values in (table.validation, table.test)]
+        counts += [] if self.confusion is None else [len(self.confusion)]
+        if self.scored is not None and any(count != len(self.scored) for count in counts):
+            raise ValueError(f"there are scores of others than the {len(self.scored)} clients that were scored")
+        return self
 
 
 class AccuracyTable(Record):
@@ -134,6 +145,7 @@ class ResultRecord(Record):
     device: str
     threads: Count
     warnings: list[str] = []
+    recoveries: list[Count] = []  # rounds whose checkpoints the run went back to when workers were lost
     experiment: dict[str, Any] = {}  # every field, resolved
     hashes: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -235,13 +247,22 @@ def write_result(path: Path, summary: Mapping[str, Any], rounds_checksum: str) -
     write_text(path, json.dumps(seal(as_stored(summary), rounds_checksum), indent=1) + "\n")
 
 
+def count_rows(result: Mapping[str, Any], rounds: list[dict[str, Any]]) -> int:
+    """Returns how many clients a result has rows of: all, or those that were scored in its best round."""
+    clients: int = result["clients"]
+    if result.get("experiment", {}).get("evaluate_clients", "all") == "all" or result["best_round"] > len(rounds):
+        return clients
+    best = rounds[result["best_round"] - 1] if result["best_round"] else {"scored": []}
+    return len(best["scored"]) if "scored" in best else clients  # a model of all data is scored on everybody's
+
+
 def read_result(path: Path, rounds: list[dict[str, Any]], rounds_checksum: str) -> dict[str, Any]:
     """Returns what a result.json holds, which must be the result of these rounds."""
     try:
         with explained(f"{path} cannot be read", InputError):
             result = unseal(parse_json(read_text(path)), rounds_checksum)
         check_record(ResultRecord, result)
-        if result["rounds"] != len(rounds) or len(result["per_client"]) != result["clients"]:
+        if result["rounds"] != len(rounds) or len(result["per_client"]) != count_rows(result, rounds):
             raise ValueError("it does not belong to the rounds beside it")
         if not all(map(math.isfinite, result["seconds"].values())):
             raise ValueError("its times are no numbers")

@@ -7,14 +7,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from graft.data.federation import FederationData
+from graft.engines.failures import EngineLost
 from graft.errors import InputError, RunError
 from graft.experiments.best_files import BestFiles
 from graft.experiments.best_models import RoundModels
 from graft.experiments.checkpoints import Checkpoint, Origin, StoredModels, check_checkpoint
+from graft.experiments.experiment import Experiment, own_files
+from graft.experiments.experiment_files import experiment_text
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.state_checks import check_state
+from graft.experiments.state_log import LoggedStates, StateLog
 from graft.federation.session import SessionState
-from graft.files import printable
+from graft.federation.setup import Setup
+from graft.files import checksum, printable
+from graft.models.assigned import models_checksum
 
 
 class Recorder:
@@ -23,6 +30,7 @@ class Recorder:
     def __init__(self, directory: RunDirectory, origin: Origin, names: Sequence[str] | None = None) -> None:
         self.directory, self.origin, self.names = directory, origin, names
         self._best = BestFiles(directory.best, origin)
+        self._log = StateLog()  # of the states in the last checkpoint, where clients are read on demand
 
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Puts a round on record; it counts when a checkpoint covers it."""
@@ -32,11 +40,14 @@ class Recorder:
         self, number: int, state: SessionState, best: Mapping[str, RoundModels], *, finished: bool = False
     ) -> None:
         """Writes a checkpoint after a round, or of round 0 before the first, and the best models so far."""
-        checksum = self.directory.log.checksum
-        checkpoint = Checkpoint(number, state.server, state.clients, self.origin, checksum, finished, names=self.names)
+        written = self.directory.log.checksum
+        checkpoint = Checkpoint(number, state.server, state.clients, self.origin, written, finished, names=self.names)
         try:
-            self.directory.save(replace(checkpoint, best=self._write_models(best, checkpoint)))
+            checkpoint = replace(checkpoint, best=self._write_models(best, checkpoint))
+            self._log = self.directory.save(checkpoint, self._log)
             self._best.commit(best, self.directory.experiment_checksum(), checkpointed=True)
+        except EngineLost:
+            raise
         except RunError as error:
             raise RunError(f"{error}{self.last_good()}") from error
 
@@ -68,6 +79,7 @@ class Recorder:
                 check_state(state, fresh.clients[client], f"client {client}", received=fresh.server)
         except ValueError as error:
             raise InputError(f"The checkpoint in {self.directory.path} is not one of this run: {error}.") from None
+        self._log = StateLog.of(checkpoint.clients.stored if isinstance(checkpoint.clients, LoggedStates) else [])
         return SessionState(checkpoint.server, checkpoint.clients), self.directory.restore_rounds(checkpoint)
 
     def restore_best(self, checkpoint: Checkpoint, records: list[dict[str, Any]]) -> dict[str, RoundModels]:
@@ -91,3 +103,16 @@ class Recorder:
         """Returns a sentence about the last checkpoint; empty where there is none."""
         number = self.directory.last_checkpoint()
         return "" if number is None else f" The checkpoint of round {number} in {self.directory.path} is good."
+
+
+def origin_of(experiment: Experiment, setup: Setup, federation: FederationData, threads: int, device: str) -> Origin:
+    """Returns what a run must find unchanged when it is resumed."""
+    return Origin(
+        experiment=experiment_text(experiment),
+        models=models_checksum(setup.models),
+        data=federation.data_hash,
+        device=device,
+        threads=threads,
+        memory=setup.memory or 0,
+        code=checksum(*(file.read_bytes() for file in own_files(experiment))),
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graft.errors import InputError
+from graft.experiments.cluster_runs import run_missing
 from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.given import Given
 from graft.experiments.identity import comparable
@@ -24,11 +25,11 @@ from graft.experiments.many_runs import (
     exclusive,
     file_name,
     one_line,
-    run_orders,
 )
 from graft.experiments.progress_log import logged
 from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
+from graft.experiments.run_cluster import RunCluster
 from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Study
 from graft.files import write_text
@@ -106,6 +107,7 @@ def make_plan(
     seeds: Sequence[int] = tuple(range(5)),
     rounds: int | None = None,
     device: str | None = None,
+    engine: str | None = None,
 ) -> Plan:
     """Returns the plan of a study or a part of it, every experiment of it checked before anything runs."""
     study = find_study(name)
@@ -115,7 +117,8 @@ def make_plan(
     chosen_rows = choose("method", methods, tuple(study.rows), tuple(study.rows), name)
     if not seeds:
         raise InputError("A study needs at least one seed.")
-    extra = {key: value for key, value in (("rounds", rounds), ("device", device)) if value is not None}
+    own = {"rounds": rounds, "device": device, "engine": engine}
+    extra = {key: value for key, value in own.items() if value is not None}
     seeds = tuple(dict.fromkeys(seeds))
     cells, device_type = [], ""
     for dataset in chosen_datasets:
@@ -164,8 +167,11 @@ def with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
 # Running the cells that are missing.
 
 
-def reproduce(plan: Plan, jobs: int | None = None, report: Report | None = None) -> Outcome:
-    """Runs all cells of a plan that have no result yet; a failed cell does not keep the others from running."""
+def reproduce(
+    plan: Plan, jobs: int | None = None, report: Report | None = None, cluster: RunCluster | None = None
+) -> Outcome:
+    """Runs all cells of a plan that have no result yet, here or on a cluster; a failed cell does not keep the others
+    from running."""
     check_jobs(jobs)
     if plan.out.is_dir() and any(plan.out.iterdir()) and not (plan.out / "runs").is_dir():
         raise InputError(f"{plan.out} holds something else than a reproduction; choose another --out.")
@@ -176,7 +182,7 @@ def reproduce(plan: Plan, jobs: int | None = None, report: Report | None = None)
     with exclusive(plan.out, "graft reproduce"):
         missing = [cell.order for cell in plan.cells if not cell.done]
         tell = logged(plan.out, len(plan.cells), report)
-        outcome = run_orders(missing, run_cell, jobs=jobs, device=plan.device, report=tell)
+        outcome = run_missing(missing, run_cell, cluster, jobs=jobs, device=plan.device, report=tell)
     return replace(outcome, skipped=len(plan.cells) - len(missing))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +28,7 @@ class Result:
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
     server: Tree  # state after the last round
-    clients: dict[int, Tree]  # state after the last round, every client's own model among it
+    clients: Mapping[int, Tree]  # state after the last round, with every client's own model; of those who took part
     finished: bool = True  # False when Ctrl-C ended the run before its time
     models: RunModels | None = None  # those of the best round and of the last, which `client` gives
 
@@ -50,6 +51,11 @@ class Result:
         federation, other = self.models.federation(), alone.models.federation()
         if federation.hash != other.hash or len(federation.clients) != len(other.clients):
             raise InputError("The two runs are on different data, so their models cannot be compared.")
+        if any(len(run.summary["per_client"]) < len(federation.clients) for run in (self, alone)):
+            raise InputError(
+                "A run with evaluate_clients = participants has scores and models of some clients only, so joining "
+                "cannot be judged client by client: use evaluate_clients = all."
+            )
         verdicts = []
         for client, graph in enumerate((federation.clean or federation).clients):
             before, after = (run.on_test_nodes(client, graph, federation.positive) for run in (alone, self))

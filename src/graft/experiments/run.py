@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,24 +17,27 @@ import graft
 from graft.data import cards
 from graft.data.federation import FederationData
 from graft.engines.capture import capture_stream
-from graft.engines.in_process import InProcess
-from graft.engines.loopback import Loopback
-from graft.engines.memory import budget, peak_memory
+from graft.engines.failures import EngineLost, WorkerLost
+from graft.engines.memory import enough_memory, peak_memory
+from graft.engines.precision import products_in
+from graft.engines.state_files import ChangedStates
 from graft.engines.threads import choose_threads, read_cpu_usage, use_threads
 from graft.errors import InputError, RunError
-from graft.experiments.best_models import GLOBAL, OWN, BestModels, RoundModels, last_models
+from graft.experiments.best_models import GLOBAL, OWN, BestModels, last_models
 from graft.experiments.build import build_federation, build_setup
 from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks, RunStart
-from graft.experiments.checkpoints import Checkpoint, Origin
+from graft.experiments.checkpoints import Checkpoint
 from graft.experiments.combinations import check_combination
-from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment, own_files
+from graft.experiments.engines import HOSTS, Host
+from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
 from graft.experiments.experiment_files import experiment_text, read_experiment
 from graft.experiments.free_folder import check_free
 from graft.experiments.given import Given, describe
 from graft.experiments.identity import identify
 from graft.experiments.prediction import RunModels
 from graft.experiments.prepared_data import describe_data, save_prepared
-from graft.experiments.recorder import Recorder
+from graft.experiments.recorder import Recorder, origin_of
+from graft.experiments.recovery import Recovery, begin_anew, stop_politely
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.scores import (
@@ -46,16 +48,13 @@ from graft.experiments.scores import (
     describe_traffic,
     warn_of_one_class,
 )
-from graft.federation.clients import Engine
 from graft.federation.method import Method
 from graft.federation.session import Session, SessionState
 from graft.federation.setup import Setup
-from graft.files import checksum, explained
+from graft.files import explained
 from graft.methods.majority import Majority
 from graft.models import Model
 from graft.tensors.trees import strip_architectures
-
-ENGINES: dict[str, Callable[[Setup], Engine]] = {"in_process": InProcess, "loopback": Loopback}
 
 
 def run(
@@ -84,14 +83,22 @@ def resume(
     dataset: Any = None,
     models: Any = None,
     callbacks: Callbacks = (),
+    address: str | None = None,
 ) -> Result:
-    """Go on with a run from its last checkpoint; what was given as an object must be given again."""
+    """Go on with a run from its last checkpoint; what was given as an object must be given again.
+
+    `address` is another Ray cluster than that which the run began on; empty starts one here.
+    """
     directory = RunDirectory(Path(out))
     with explained(f"{out} cannot be read", InputError):
         if not directory.experiment.is_file():
             raise InputError(f"{out} is not a run directory: it holds no experiment.toml.")
     with directory.lock():
         experiment = make_experiment(read_experiment(directory.experiment))
+        if address is not None:
+            if experiment.engine != "ray":
+                raise InputError(f"{out} is a run of the engine {experiment.engine}, which has no address.")
+            experiment = replace(experiment, address=address)
         given = Given(method, dataset, models)
         given.check(experiment)
         checkpoint = directory.load()
@@ -136,9 +143,10 @@ def _start(
         federation = given.federation or build_federation(experiment, given.dataset)
         callbacks.on_phase("setting up")
         setup = build_setup(experiment, method, federation, given.models)
+        host = stack.enter_context(HOSTS[experiment.engine](experiment))
         if checkpoint is None:
-            threads = choose_threads(experiment.threads, usage if setup.device.type == "cpu" else None)
-            memory = budget(setup.device) if setup.memory is None else setup.memory
+            threads = choose_threads(experiment.threads or host.threads, usage if host.device == "cpu" else None)
+            memory = host.memory() if setup.memory is None else setup.memory
         else:  # sums of floating-point numbers depend on what is computed together
             threads, memory = checkpoint.origin.threads, checkpoint.origin.memory
         setup = replace(setup, memory=memory)
@@ -146,7 +154,7 @@ def _start(
             stack.enter_context(directory.claim(overwrite))
         recorder = None
         if directory is not None:
-            origin = origin_of(experiment, setup, federation, threads)
+            origin = origin_of(experiment, setup, federation, threads, host.device)
             if checkpoint is None:
                 directory.begin(origin.experiment)
                 cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
@@ -158,35 +166,8 @@ def _start(
         stack.enter_context(capture_stream(setup.device))
         stack.enter_context(products_in(experiment.precision))
         stack.enter_context(use_threads(threads))
-        session = stack.enter_context(closing(Session(setup, ENGINES[experiment.engine](setup))))
-        return Run(experiment, federation, session, recorder, callbacks).run_rounds(begun, checkpoint)
-
-
-def origin_of(experiment: Experiment, setup: Setup, federation: FederationData, threads: int) -> Origin:
-    """Returns what a run must find unchanged when it is resumed."""
-    return Origin(
-        experiment=experiment_text(experiment),
-        models=checksum(*map(repr, setup.models)),
-        data=federation.data_hash,
-        device=setup.device.type,
-        threads=threads,
-        memory=setup.memory or 0,
-        code=checksum(*(file.read_bytes() for file in own_files(experiment))),
-    )
-
-
-@contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turns a lack of memory into one sentence."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        if not lacking:
-            raise
-        raise RunError(
-            "The run needs more memory than there is; fewer clients, a smaller width or more batches need less."
-        ) from error
+        session = stack.enter_context(closing(Session(setup, host.open_engine(setup))))
+        return Run(experiment, federation, session, recorder, callbacks, host).run_rounds(begun, checkpoint)
 
 
 class Run:
@@ -199,28 +180,71 @@ class Run:
         session: Session,
         recorder: Recorder | None,
         callbacks: Callback,
+        host: Host,
     ) -> None:
         self.experiment, self.federation, self.session = experiment, federation, session
-        self.recorder, self.callbacks = recorder, callbacks
+        self.recorder, self.callbacks, self.host = recorder, callbacks, host
         if experiment.score == "global" and session.setup.method.shared(session.server) is None:
             raise InputError(f"score is global, but method '{session.setup.name}' has no global model.")
-        self.scores = Scores(*session.count_nodes(), experiment.score, session.setup.metrics, session.setup.names)
+        self.scores: Scores  # this and what follows is set by `begin`
         self.best = BestModels()
         self.finished = False  # whether there are no more rounds to run
+        self.recovery = Recovery(experiment.max_failures)
         self.first_phases = list(first_phases(session.setup))  # of the rounds to come that are not just training
         self.phase = ""
 
     def run_rounds(self, begun: float, checkpoint: Checkpoint | None) -> Result:
         """Runs the rounds that are left, and returns what all of them found out."""
+        self.recovery.insist(lambda: self.begin(checkpoint), self.go_back, self.last_good)
+        setup_seconds = time.perf_counter() - begun
+        self.callbacks.on_start(self.start())
+
+        def rounds_and_result() -> Result:
+            self.train()
+            return self.conclude(begun, setup_seconds)
+
+        with self.keeping_the_best():
+            return self.recovery.insist(rounds_and_result, self.go_back, self.last_good)
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Makes everything as it was after a checkpoint, or before the first round."""
+        session = self.session
+        counts = session.count_nodes()
+        setup = session.setup
+        self.scores = Scores(*counts, self.experiment.score, setup.metrics, setup.names, setup.on_demand)
+        self.best, self.finished, self.phase = BestModels(), False, ""
         if checkpoint is not None:
             self.restore(checkpoint)
         elif self.recorder is not None:
-            self.recorder.save(0, self.session.state(), self.best.kept)
-        setup_seconds = time.perf_counter() - begun
-        self.callbacks.on_start(self.start())
-        with stop_politely() as asked_to_stop, self.keeping_the_best():
-            while not self.finished and self.next_round(asked_to_stop):
-                pass
+            self.recorder.save(0, session.state(), self.best.kept)
+
+    def go_back(self, lost: WorkerLost) -> None:
+        """Goes back to the last checkpoint, or to the beginning where there is none."""
+        directory = None if self.recorder is None else self.recorder.directory
+        self.recovery.announce(None if directory is None else directory.last_checkpoint())
+        self.callbacks.on_phase("replacing workers")
+        self.best = BestModels()  # those that workers held are lost; those on the disk stay there
+        begin_anew(self.session)
+        self.begin(None if directory is None else directory.load())
+        self.callbacks.on_recovery(str(lost), tuple(self.scores.records))
+
+    def last_good(self) -> str:
+        """Returns a sentence about the last checkpoint; empty where there is none."""
+        return "" if self.recorder is None else self.recorder.last_good()
+
+    def train(self) -> None:
+        """Runs the rounds that are left, or as many as there are until somebody asks to stop."""
+        with stop_politely() as asked_to_stop:
+            try:
+                while not self.finished and self.next_round(asked_to_stop):
+                    pass
+            except EngineLost as error:
+                if not asked_to_stop.is_set():
+                    raise
+                raise RunError(f"{error}{self.last_good()}") from error
+
+    def conclude(self, begun: float, setup_seconds: float) -> Result:
+        """Returns what all rounds found out, and puts it on record where all are run."""
         state = self.session.state()
         summary = self.summary(setup_seconds, time.perf_counter() - begun)
         models = self.models(summary, state)
@@ -230,7 +254,7 @@ class Run:
             summary=summary,
             rounds=self.scores.records,
             server=state.server,
-            clients={client: strip_architectures(tree) for client, tree in state.clients.items()},
+            clients=ChangedStates(state.clients, strip_architectures),
             finished=self.finished,
             models=models,
         )
@@ -256,13 +280,14 @@ class Run:
     def models(self, summary: dict[str, Any], state: SessionState) -> RunModels:
         """Returns the models of the best round and of the last one, ready to predict."""
         setup, server, record = self.session.setup, self.session.server, self.scores.records[-1]
-        trees = last_models(setup.method, server, state)
+        self.best.bring_here()
+        last = last_models(setup.method, server, state, record)
         return RunModels(
             self.experiment,
             setup,
             describe_data(self.federation, self.experiment, setup.membership is not None),
             self.best.kept,
-            lambda: {kind: RoundModels(record, tree) for kind, tree in trees.items()},
+            lambda: last,
             lambda: self.federation,
             summary,
             lambda: [{"labels": row["labels"]} for row in self.federation.card["per_client"]],
@@ -284,6 +309,7 @@ class Run:
             self.best.see(self.session, record, self.best_rounds)
         if self.recorder is not None and (due or self.finished or stopping):
             self.recorder.save(number, self.session.state(), self.best.kept, finished=self.finished)
+            self.recovery.note_checkpoint()
             self.callbacks.on_checkpoint(number, self.recorder.directory.path)
         self.callbacks.on_round(record)
         return not (self.finished or stopping)
@@ -294,7 +320,7 @@ class Run:
         try:
             yield
         except BaseException:
-            if self.recorder is not None:
+            if self.recorder is not None and self.best.kept:
                 self.recorder.save_best(self.best.kept)
             raise
 
@@ -311,8 +337,10 @@ class Run:
         evaluate = number % self.experiment.evaluate_every == 0 or number == self.experiment.rounds
         try:
             outcome = self.session.round(number, evaluate=evaluate)
+        except EngineLost:
+            raise
         except RunError as error:
-            raise RunError(f"{error}{self.recorder.last_good() if self.recorder else ''}") from error
+            raise RunError(f"{error}{self.last_good()}") from error
         record = self.scores.add(number, outcome)
         record["seconds"] = time.perf_counter() - start
         return record
@@ -320,7 +348,7 @@ class Run:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Puts everything back as it was after the checkpoint's round."""
         assert self.recorder is not None
-        state, records = self.recorder.restore(checkpoint, self.session.state())
+        state, records = self.recorder.restore(checkpoint, self.session.likeness(checkpoint.clients))
         self.session.restore(state)
         self.scores.restore(records)
         kept = self.recorder.restore_best(checkpoint, records)
@@ -344,18 +372,19 @@ class Run:
             "communication": describe_traffic(scores.traffic, self.federation.exchange),
             "seconds": {"total": total, "per_round": scores.seconds / len(scores.records), "setup": setup_seconds},
             "peak_memory_bytes": peak_memory(setup.device),
-            "device": setup.device.type,
+            "device": self.host.device,
             "threads": torch.get_num_threads(),
             **identify(self.experiment, setup, self.federation),
+            **({"recoveries": self.recovery.rounds} if self.recovery.rounds else {}),
         }
 
     def warnings(self, models: RunModels, rows: Sequence[dict[str, Any]]) -> list[str]:
         """Returns what a person should know of the models of the best round; `rows` are those of the clients."""
         if isinstance(self.session.setup.method, Majority):
             return []
-        accuracies = [row["test"] for row in rows]
-        predicted = count_predicted(models, self.federation, accuracies)
-        return warn_of_one_class(predicted, accuracies, self.federation, self.experiment)
+        accuracies, clients = [row["test"] for row in rows], self.scores.scored_clients(len(rows))
+        predicted = count_predicted(models, self.federation, accuracies, clients)
+        return warn_of_one_class(predicted, accuracies, self.federation, self.experiment, clients)
 
 
 def first_phases(setup: Setup) -> tuple[str, ...]:
@@ -363,33 +392,3 @@ def first_phases(setup: Setup) -> tuple[str, ...]:
     if setup.device.type != "cuda":
         return ()
     return ("compiling kernels", "capturing", "capturing") if setup.capture else ("compiling kernels",)
-
-
-@contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Computes matrix products on a GPU with this precision."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@contextmanager
-def stop_politely() -> Iterator[threading.Event]:
-    """Ctrl-C lets the round finish and then stops; a second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def first(number: int, frame: Any) -> None:  # noqa: ARG001
-        stop.set()
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, first)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -13,6 +13,7 @@ from graft.experiments.best_models import RoundModels
 from graft.experiments.checkpoints import Checkpoint, Origin, load_checkpoint, read_contents, save_checkpoint
 from graft.experiments.free_folder import check_free
 from graft.experiments.record_files import RoundLog, experiment_checksum, read_result, write_result
+from graft.experiments.state_log import StateLog
 from graft.files import Lock, explained, parse_json, read_text, unseal, write_text
 
 RECORDS = (
@@ -92,10 +93,10 @@ class RunDirectory:
     def read_result(self) -> dict[str, Any]:
         return self.read_record()[0]
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, log: StateLog | None = None) -> StateLog:
         """Writes a checkpoint in the place of the last one, when the rounds that it covers are on the disk."""
         self.log.sync()
-        save_checkpoint(self.checkpoint, checkpoint)
+        return save_checkpoint(self.checkpoint, checkpoint, log)
 
     def read_best(self, records: list[dict[str, Any]]) -> tuple[Origin, dict[str, RoundModels]] | None:
         """Returns the models of the best round on record, by kind, and where they come from; None where none are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from graft.data.exchange import Exchange
 from graft.data.federation import FederationData
 from graft.data.graphs import Ints
+from graft.data.lazy_graphs import ClientGraphs
 from graft.experiments.experiment import Experiment
 from graft.experiments.prediction import RunModels
 from graft.federation.clients import Traffic
@@ -26,6 +27,7 @@ COUNTED = KINDS[1:]  # training accuracy is recorded as a mean only
 OTHER_MODELS = ("global", "trained")  # that are scored beside the clients' own: of the server, of peers before they mix
 LARGEST_CONFUSION = 10_000  # numbers in the confusion matrices of a round; more are not put on record
 MOST_NAMED = 8  # clients in a warning
+MOST_READ = 100_000  # nodes of all clients, whose graphs are not in memory, up to which they are read for a warning
 FEWEST_NODES = 10  # to test on, below which a model may well predict one class only
 
 
@@ -33,11 +35,12 @@ FEWEST_NODES = 10  # to test on, below which a model may well predict one class 
 class Scores:
     """What a run has found out so far, and which of its rounds were best."""
 
-    nodes: Tensor  # of every client, in all
+    nodes: Tensor  # of every client, in all; of none where only those of a round's participants are scored
     totals: Tensor  # of every client, in each mask
     score: str  # whose validation score picks the best round: personal or global
     metrics: tuple[str, ...] = ACCURACY  # the first is that score
     names: tuple[str, ...] | None = None  # of the clients; None: their numbers
+    of_participants: bool = False  # whether a round scores its participants alone
     traffic: Traffic = field(default_factory=Traffic)
     best: Best = field(init=False)
     best_shared: Best = field(init=False)
@@ -64,28 +67,17 @@ class Scores:
             **({"links": facts.links} if facts.links else {}),
         }
         if outcome.tensors.get("correct"):
-            record |= self._accuracies(outcome.tensors.correct)
-            record |= self._metrics(outcome.measured) if outcome.measured else {}
+            counts = outcome.tensors.get("counts", Tree(nodes=self.nodes, totals=self.totals))
+            record |= {} if facts.scored is None else {"scored": facts.scored}
+            record |= accuracies(outcome.tensors.correct, counts)
+            record |= self._metrics(outcome.measured, counts) if outcome.measured else {}
             self._compare(record)
         self.records.append(record)
         return record
 
-    def _accuracies(self, correct: Tree) -> dict[str, Any]:
-        """Returns accuracies of every client's own model, and of others that were scored, on that client's nodes."""
-        own = accuracy(correct.own, self.totals, self.nodes)
-        scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
-        scores |= {f"{kind}_node_weighted": own.node_weighted(kind) for kind in COUNTED}
-        scores["per_client"] = {kind: own.clients(kind) for kind in COUNTED}
-        for model in OTHER_MODELS:
-            if model in correct:
-                other = accuracy(correct[model], self.totals, self.nodes)
-                scores |= {f"{kind}_{model}": other.mean(kind) for kind in COUNTED}
-                scores[f"test_{model}_node_weighted"] = other.node_weighted("test")
-        return scores
-
-    def _metrics(self, measured: Mapping[str, Measured]) -> dict[str, Any]:
+    def _metrics(self, measured: Mapping[str, Measured], counts: Tree) -> dict[str, Any]:
         """Returns the metrics that were asked for, of the models that accuracies are of."""
-        own, nodes = measured["own"], self.nodes.flatten().numpy()
+        own, nodes = measured["own"], counts.nodes.flatten().numpy()
         scores: dict[str, Any] = {}
         for metric in self.metrics:
             by_client = ClientScores(own.of_metric(metric), nodes)
@@ -124,15 +116,26 @@ class Scores:
         """Returns how long all rounds took."""
         return float(sum(record["seconds"] for record in self.records))
 
-    def summary(self, clients: int) -> dict[str, Any]:
-        """Returns the best round and its accuracies, of all clients and of each."""
+    def _record_of(self, best: Best) -> dict[str, Any]:
+        """Returns the record of the best round."""
         evaluated = {record["round"]: record for record in self.records if "test" in record}
-        nothing = {"round": 0, "per_client": {kind: [None] * clients for kind in KINDS}}
         # Without validation nodes no round is the best; then the last one that was evaluated has to do.
-        last = evaluated[max(evaluated)] if evaluated else nothing
-        best = evaluated.get((self.best_shared if self.score == "global" else self.best).round, last)
-        common = evaluated.get(self.best_shared.round, last)
-        trained = evaluated.get(self.best_trained.round, last)
+        nothing: dict[str, Any] = {"round": 0, **({"scored": []} if self.of_participants else {})}
+        return evaluated.get(best.round, evaluated[max(evaluated)] if evaluated else nothing)
+
+    @property
+    def _picked(self) -> Best:
+        return self.best_shared if self.score == "global" else self.best
+
+    def scored_clients(self, clients: int) -> Sequence[int]:
+        """Returns who was scored in the best round, of so many clients."""
+        scored: Sequence[int] = self._record_of(self._picked).get("scored", range(clients))
+        return scored
+
+    def summary(self, clients: int) -> dict[str, Any]:
+        """Returns the best round and its accuracies, of all clients and of each that was scored in it, with their
+        numbers where these are not all."""
+        best, common, trained = map(self._record_of, (self._picked, self.best_shared, self.best_trained))
         unmixed = {name: trained[name] for name in ("test_trained", "test_trained_node_weighted") if name in trained}
         return {
             "best_round": best["round"],
@@ -145,8 +148,22 @@ class Scores:
             },
             **({"metric": self.metrics[0]} if self.metrics != ACCURACY else {}),
             **({"metrics": best_metrics(best, common, trained)} if "metrics" in best else {}),
-            "per_client": [client_scores(best, client) for client in range(clients)],
+            "per_client": list(client_rows(best, clients)),
         }
+
+
+def accuracies(correct: Tree, counts: Tree) -> dict[str, Any]:
+    """Returns accuracies of every scored client's own model, and of others that were scored, on that client's nodes."""
+    own = accuracy(correct.own, counts.totals, counts.nodes)
+    scores: dict[str, Any] = {kind: own.mean(kind) for kind in KINDS}
+    scores |= {f"{kind}_node_weighted": own.node_weighted(kind) for kind in COUNTED}
+    scores["per_client"] = {kind: own.clients(kind) for kind in COUNTED}
+    for model in OTHER_MODELS:
+        if model in correct:
+            other = accuracy(correct[model], counts.totals, counts.nodes)
+            scores |= {f"{kind}_{model}": other.mean(kind) for kind in COUNTED}
+            scores[f"test_{model}_node_weighted"] = other.node_weighted("test")
+    return scores
 
 
 def best_metrics(
@@ -164,44 +181,71 @@ def best_metrics(
     }
 
 
-def client_scores(record: Mapping[str, Any], client: int) -> dict[str, Any]:
-    """Returns what a round found out about one client."""
-    scores: dict[str, Any] = {kind: record["per_client"][kind][client] for kind in ("test", "validation")}
+def client_rows(record: Mapping[str, Any], clients: int) -> Iterator[dict[str, Any]]:
+    """Yields what a round found out about every client that was scored, with its number where these are not all."""
+    if "scored" not in record:
+        yield from (client_scores(record, client) for client in range(clients))
+        return
+    for position, client in enumerate(record["scored"]):
+        yield {"client": client, **client_scores(record, position)}
+
+
+def client_scores(record: Mapping[str, Any], position: int) -> dict[str, Any]:
+    """Returns what a round found out about one of the clients that were scored; nothing where none was."""
+    per_client = record.get("per_client")
+    scores: dict[str, Any] = {kind: per_client and per_client[kind][position] for kind in ("test", "validation")}
     if "metrics" in record:
         scores["metrics"] = {
-            metric: {kind: values["per_client"][kind][client] for kind in ("test", "validation")}
+            metric: {kind: values["per_client"][kind][position] for kind in ("test", "validation")}
             for metric, values in record["metrics"].items()
         }
     if "confusion" in record:
-        scores["confusion"] = record["confusion"][client]
+        scores["confusion"] = record["confusion"][position]
     return scores
 
 
-def count_predicted(models: RunModels, federation: FederationData, accuracies: Sequence[float | None]) -> Ints:
-    """Returns how many test nodes of each client its best model takes for each class, [clients, classes]; all 0 where
-    the accuracy already tells that there are several."""
-    predicted = np.zeros((len(accuracies), federation.graph.classes), np.int64)
-    for client, graph in enumerate((federation.clean or federation).clients):
-        test, accuracy_of_client = graph.masks["test"], accuracies[client]
+def count_predicted(
+    models: RunModels,
+    federation: FederationData,
+    accuracies: Sequence[float | None],
+    clients: Sequence[int] | None = None,
+) -> Ints:
+    """Returns how many test nodes of all or some clients their best models take for each class, [clients, classes]; all
+    0 where the accuracy already tells that there are several, or graphs would have to be read that are too large for
+    that."""
+    predicted = np.zeros((len(accuracies), federation.classes), np.int64)
+    graphs = (federation.clean or federation).clients
+    chosen = range(len(graphs)) if clients is None else clients
+    if isinstance(graphs, ClientGraphs) and graphs.nodes()[list(chosen)].sum() > MOST_READ:
+        return predicted
+    for row, client in enumerate(chosen):
+        accuracy_of_client = accuracies[row]
         if accuracy_of_client is None:
             continue
+        graph = graphs[client]
+        test = graph.masks["test"]
         shares = np.bincount(graph.y[test], minlength=graph.classes) / test.sum()
         if np.isclose(shares, accuracy_of_client, rtol=0, atol=1e-9).any():  # as of a model that predicts one class
-            predicted[client] = np.bincount(models.client(client).predict().classes[test], minlength=graph.classes)
+            predicted[row] = np.bincount(models.client(client).predict().classes[test], minlength=graph.classes)
     return predicted
 
 
 def warn_of_one_class(
-    predicted: Ints, accuracies: Sequence[float | None], federation: FederationData, experiment: Experiment
+    predicted: Ints,
+    accuracies: Sequence[float | None],
+    federation: FederationData,
+    experiment: Experiment,
+    clients: Sequence[int] | None = None,
 ) -> list[str]:
     """Returns a sentence if models take all test nodes of their clients for one class, although these are of several;
-    `predicted` are the numbers of test nodes by class, a row a client."""
+    `predicted` are the numbers of test nodes by class, a row for all or some clients."""
     cases = []
-    for client, (counts, accuracy_of_client) in enumerate(zip(predicted, accuracies, strict=True)):
+    chosen = range(len(accuracies)) if clients is None else clients
+    for client, counts, accuracy_of_client in zip(chosen, predicted, accuracies, strict=True):
         nodes, likeliest = int(counts.sum()), int(counts.argmax())
         if nodes < FEWEST_NODES or counts[likeliest] < nodes or accuracy_of_client is None or accuracy_of_client == 1:
             continue
-        classes = federation.graph.class_names
+        classes = federation.class_names
         label = likeliest if classes is None else f"'{classes[likeliest]}'"
         what = f"class {label} for all of its {nodes:,} test nodes"
         cases.append((f"client {federation.client_name(client)}", what, f"{100 * accuracy_of_client:.1f} %"))
@@ -228,19 +272,22 @@ def remedy(experiment: Experiment) -> str:
 
 
 def describe_clients(
-    federation: FederationData, models: list[Model], accuracies: list[dict[str, Any]]
+    federation: FederationData, models: Sequence[Model], rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the rows of result.json about each client."""
-    return [
-        {
+    """Returns the rows of result.json about clients, of which each carries its client's number where not all have
+    one."""
+    nodes, edges = federation.sizes
+    described = []
+    for position, row in enumerate(rows):
+        client = row.get("client", position)
+        facts = {
             "client": federation.client_name(client),
             "model": models[client % len(models)].name,
-            "nodes": graph.nodes,
-            "edges": graph.edge_count,
-            **accuracies[client],
+            "nodes": int(nodes[client]),
+            "edges": int(edges[client]),
         }
-        for client, graph in enumerate(federation.described)
-    ]
+        described.append({**facts, **row, "client": facts["client"]})
+    return described
 
 
 def describe_traffic(traffic: Traffic, exchange: Exchange) -> dict[str, Any]:
@@ -260,7 +307,7 @@ def describe_run(experiment: Experiment, name: str, federation: FederationData) 
     """Returns what result.json says of the run itself."""
     return {
         "method": name,
-        "dataset": federation.graph.name,
+        "dataset": federation.name,
         "partition": federation.partition,
         **({"topology": experiment.topology} if experiment.topology else {}),
         "clients": len(federation.clients),

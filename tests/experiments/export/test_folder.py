@@ -78,6 +78,7 @@ def exported(tmp_path_factory):
     return root, models
 
 
+@pytest.mark.slow
 def test_exported_models_predict_the_same_without_graft(exported):
     root, models = exported
     graphs = {name: unseen_graph(31, weighted=name == "weighted") for name in ("plain", "weighted")}

@@ -242,6 +242,7 @@ def test_time_that_is_over_gives_no_method_more_trials_than_another():
     assert tuning.stopped
 
 
+@pytest.mark.slow
 def test_killed_tuning_goes_on(tmp_path):
     command = [sys.executable, "-c", "from graft.cli.main import main; main()", "tune", "fedprox", *FLAGS]
     command += ["--rounds", "20", "--trials", "4", "--final-seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]

@@ -101,12 +101,17 @@ def score_lines(about: Described) -> Iterator[str]:
     if "per_client" not in record:
         yield "This round was not scored."
         return
-    values = {kind: record["per_client"][kind][about.number] for kind in ("validation", "test")}
+    scored = record.get("scored")
+    if scored is not None and about.number not in scored:
+        yield "This client did not take part in that round, so it was not scored."
+        return
+    row = about.number if scored is None else scored.index(about.number)
+    values = {kind: record["per_client"][kind][row] for kind in ("validation", "test")}
     yield "| on this client's nodes | validation | test |"
     yield "| --- | --- | --- |"
     yield f"| accuracy | {percent(values['validation'])} | {percent(values['test'])} |"
     for name, scores in record.get("metrics", {}).items():
-        cells = (format_metric(name, scores["per_client"][kind][about.number]) for kind in ("validation", "test"))
+        cells = (format_metric(name, scores["per_client"][kind][row]) for kind in ("validation", "test"))
         if name != "accuracy":
             yield f"| {METRICS[name].title} | {' | '.join(cells)} |"
     baselines = baseline_lines(about)

@@ -20,8 +20,11 @@ MOST_MATRICES = 40
 
 def client_blocks(run: FinishedRun, verdicts: Sequence[Verdict], classes: Sequence[str]) -> list[Block]:
     """Returns all that is known of each client."""
-    rows = run.summary.get("per_client", [])
-    blocks: list[Block] = [*client_figures(run, verdicts), client_table(rows, run.summary), *verdict_table(verdicts)]
+    rows, summary = run.summary.get("per_client", []), run.summary
+    blocks: list[Block] = [*client_figures(run, verdicts), client_table(rows, summary), *verdict_table(verdicts)]
+    if len(rows) < summary["clients"]:
+        who = f"the {len(rows):,} of {summary['clients']:,} clients that took part in round {summary['best_round']}"
+        blocks.insert(0, Text(f"Scores are those of {who}, the best one.", "note"))
     return blocks + confusion_blocks(rows, classes)
 
 

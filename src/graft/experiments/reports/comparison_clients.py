@@ -72,8 +72,10 @@ def gains_of_clients(comparison: Comparison, row: str, alone: str, column: str) 
     gains = []
     for seed in sorted(first.keys() & second.keys()):
         if first[seed].hashes.get("partition") == second[seed].hashes.get("partition"):
-            scores = [scores_of_run(run, comparison.metric) for run in (first[seed], second[seed])]
-            pairs = zip(*scores, strict=True)
+            joined, apart = (run.summary["per_client"] for run in (first[seed], second[seed]))
+            before = {entry["client"]: score_of(entry, comparison.metric) for entry in apart}
+            # A run may have scored some clients only, and others than the other run.
+            pairs = [(score_of(entry, comparison.metric), before.get(entry["client"])) for entry in joined]
             gains += [scale * (own - other) for own, other in pairs if own is not None and other is not None]
     return gains
 

@@ -44,7 +44,8 @@ def detail_figure(run: FinishedRun, name: str) -> Figure | None:
     if len(rounds) < 2 or len({entry for number in rounds for entry in numbers[number]}) < 2:
         return None
     shown = thinned(rounds)
-    clients = [str(row["client"]) for row in run.summary.get("per_client", [])]
+    same = not any("scored" in record for record in run.rounds)  # clients in all rounds, if it is one number each
+    clients = [str(row["client"]) for row in run.summary.get("per_client", []) if same]
     title = readable_name(name)
     in_bytes = name.endswith("_bytes")
     scale = 1e-6 if in_bytes else 1.0

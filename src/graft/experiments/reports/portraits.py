@@ -72,7 +72,7 @@ def describe_clients(
     cards = federation.card["per_client"]
     structure = [metrics(graph, card) for graph, card in zip(federation.clients, cards, strict=True)]
     clients = [str(card["client"]) for card in cards]
-    classes = [str(label) for label in range(federation.graph.classes)]
+    classes = [str(label) for label in range(federation.classes)]
     shares = [[count / max(sum(card["labels"]), 1) for count in card["labels"]] for card in cards]
     panels = {
         "labels": Heat(f"{column}: share of each class", clients, classes, shares),
@@ -123,7 +123,7 @@ def leave_one_out(
     client: int, experiment: Experiment, federation: FederationData, column: str, classes: list[str]
 ) -> Heat:
     """Returns the accuracy of FedAvg's global model on each class when it was trained with and without one client."""
-    others = federation.clients[:client] + federation.clients[client + 1 :]
+    others = [*federation.clients[:client], *federation.clients[client + 1 :]]
     rest = replace(
         federation,
         clients=others,
@@ -142,7 +142,7 @@ def class_accuracy(experiment: Experiment, federation: FederationData, model: An
     """Returns the accuracy of a global model on each class, over the test nodes of all clients."""
     method = make_method("fedavg", {})
     engine = InProcess(build_setup(experiment, method, federation))
-    classes = federation.graph.classes
+    classes = federation.classes
     correct, total = torch.zeros(classes), torch.zeros(classes)
     for fleet in engine.fleets:
         weights = broadcast_tree(model, len(fleet.clients), fleet.device)

@@ -113,8 +113,9 @@ def score_facts(run: FinishedRun) -> list[tuple[str, str]]:
 
 
 def best_round_of_each_client(rounds: Sequence[dict[str, Any]]) -> float | None:
-    """Mean test accuracy if every client stopped at its own best validation round, and not at a common one."""
-    evaluated = [record["per_client"] for record in rounds if "per_client" in record]
+    """Mean test accuracy if every client stopped at its own best validation round, and not at a common one; None where
+    rounds score some clients only."""
+    evaluated = [record["per_client"] for record in rounds if "per_client" in record and "scored" not in record]
     accuracies = []
     for client in range(len(evaluated[0]["test"]) if evaluated else 0):
         seen = [record for record in evaluated if None not in (record["validation"][client], record["test"][client])]

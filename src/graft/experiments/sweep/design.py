@@ -12,6 +12,7 @@ from graft.errors import InputError
 from graft.experiments.experiment import GIVEN, Experiment, check_names, draft_experiment
 from graft.experiments.identity import NOT_COMPARED
 from graft.experiments.make_method import setting_names
+from graft.experiments.run_cluster import refuse_cluster_of_clients
 from graft.options import parse_value
 from graft.registry import close_to
 
@@ -42,6 +43,7 @@ class Design:
                 raise InputError(f"{name}s are given twice, in the grid and beside it: leave one of them out.")
         if not self.seeds:
             raise InputError("A sweep needs at least one seed.")
+        refuse_cluster_of_clients("The grid", *self.grid.get("engine", ()))
 
     def variants(self) -> list[dict[str, Any]]:
         """Returns the values of all experiments; a setting is left out for methods that do not have it, and refused

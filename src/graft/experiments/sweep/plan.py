@@ -11,13 +11,15 @@ from typing import Any
 from graft.errors import InputError
 from graft.experiments.build import build_federation
 from graft.experiments.callbacks import Callbacks
+from graft.experiments.cluster_runs import run_missing
 from graft.experiments.combinations import check_combination, suited
 from graft.experiments.comparison.comparison import Comparison
 from graft.experiments.comparison.finished_runs import FinishedRun, read_run
 from graft.experiments.experiment import Experiment, check_names, data_settings, own_files
 from graft.experiments.given import Given, describe
 from graft.experiments.identity import experiment_hash
-from graft.experiments.many_runs import RESULT, Order, Outcome, Report, perform_run, run_orders
+from graft.experiments.many_runs import RESULT, Order, Outcome, Report, perform_run
+from graft.experiments.run_cluster import RAY, RunCluster
 from graft.experiments.sweep.design import with_settings
 from graft.federation.method import Method
 from graft.files import checksum
@@ -48,16 +50,17 @@ class PlannedRun:
     def order(self) -> Order:
         """Returns what a worker needs to run it."""
         data = f"{data_settings(self.experiment)} {id(self.given.dataset)}"
-        return Order(self.name, str(self.folder), asdict(self.experiment), data)
+        return Order(self.name, str(self.folder), asdict(self.experiment), data, self.given)
 
     @property
     def crosses_processes(self) -> bool:
-        """Returns whether all that it needs can be found by its name in another process."""
+        """Returns whether all that it needs can be found by its name in another process; a cluster that its clients
+        are on is joined by this one."""
         experiment, given = self.experiment, self.given
         added = (experiment.method in METHODS.added, experiment.plug in PLUGS.added)
         own_models = any(name in MODELS.added for name in experiment.model_names)
         objects = (entry is not None for entry in (given.method, given.dataset, given.models))
-        return not (any(added) or own_models or any(objects))
+        return not (any(added) or own_models or any(objects) or experiment.engine == RAY)
 
     def read(self) -> FinishedRun | None:
         """Returns the run if its folder holds exactly this one, finished and undamaged."""
@@ -143,16 +146,19 @@ def run_planned(
     jobs: int | None = None,
     report: Report | None = None,
     callbacks: Callbacks = (),
+    cluster: RunCluster | None = None,
 ) -> Outcome:
-    """Runs what is not finished yet, or all `anew`: in several processes, or, where objects or callbacks were given, in
-    this one."""
+    """Runs what is not finished yet, or all `anew`: on a cluster, in several processes, or, where objects or callbacks
+    were given, in this one."""
+    if cluster is not None and callbacks:
+        raise InputError("Callbacks hear of runs in this process, and those of a cluster are not: leave callbacks out.")
     missing = [run for run in runs if anew or run.read() is None]
-    if callbacks or not all(run.crosses_processes for run in missing):
-        jobs = 1
-        objects = {str(run.folder): run.given for run in missing}
-        perform = partial(perform_run, keep_models=keep_models, objects=objects, callbacks=callbacks)
-    else:
-        perform = partial(perform_run, keep_models=keep_models)
-    device = missing[0].experiment.torch_device().type if missing else "cpu"
-    outcome = run_orders([run.order for run in missing], perform, jobs=jobs, device=device, report=report)
+    perform = partial(perform_run, keep_models=keep_models)
+    device = "cpu"
+    if cluster is None:
+        device = missing[0].experiment.torch_device().type if missing else "cpu"
+        if callbacks or not all(run.crosses_processes for run in missing):
+            jobs, perform = 1, partial(perform, callbacks=callbacks)
+    orders = [run.order for run in missing]
+    outcome = run_missing(orders, perform, cluster, jobs=jobs, device=device, report=report)
     return replace(outcome, skipped=len(runs) - len(missing))

@@ -22,6 +22,7 @@ from graft.experiments.experiment import ExperimentSettings
 from graft.experiments.many_runs import Outcome, Report, exclusive, file_name
 from graft.experiments.notebook_table import notebook_table
 from graft.experiments.progress_log import logged
+from graft.experiments.run_cluster import RunCluster, choose_cluster
 from graft.experiments.sweep.design import Design
 from graft.experiments.sweep.plan import PlannedRun, plan_runs, run_planned, suit
 from graft.federation.method import Method
@@ -211,15 +212,18 @@ def sweep(
     keep_models: bool = False,
     callbacks: Callbacks = (),
     report: Report | None = None,
+    cpus_per_run: int | None = None,
+    gpus_per_run: float | None = None,
     **settings: Unpack[ExperimentSettings],
 ) -> Sweep:
     """Runs every combination of methods, datasets, values of a grid and seeds; without `out` no file is kept.
 
     A method, a dataset or a model may be an object, as in `run`: then, and where callbacks want to hear of the runs,
-    all are run in this process, one after the other; otherwise in `jobs` processes. With the same `out` it goes on.
+    all are run in this process, one after the other; otherwise in `jobs` processes. With `engine="ray"` every run is a
+    task of a Ray cluster, objects or not, and `jobs` the most at the same time. With the same `out` it goes on.
     `report` is called with a dictionary after every run.
     """
-    values: dict[str, Any] = dict(settings)
+    values, cluster = choose_cluster(settings, cpus_per_run, gpus_per_run)
     if "seed" in values:
         raise InputError(f"A sweep has seeds: give seeds=[{values['seed']}] instead of seed={values['seed']}.")
     for method in as_list(methods):
@@ -238,7 +242,8 @@ def sweep(
         values=values,
         keep_models=keep_models,
     )
-    return run_design(design, None if out is None else Path(out), jobs=jobs, report=report, callbacks=callbacks)
+    folder = None if out is None else Path(out)
+    return run_design(design, folder, jobs=jobs, report=report, callbacks=callbacks, cluster=cluster)
 
 
 def as_list(value: Any) -> list[Any]:
@@ -253,6 +258,7 @@ def run_design(
     jobs: int | None = None,
     report: Report | None = None,
     callbacks: Callbacks = (),
+    cluster: RunCluster | None = None,
 ) -> Sweep:
     """Runs what is missing of a sweep, in a folder or without one."""
     check_jobs(jobs)
@@ -263,7 +269,9 @@ def run_design(
             begin_folder(out, design)
         stack.enter_context(exclusive(folder, "graft sweep"))
         tell = logged(folder, len(runs), report)
-        outcome = run_planned(runs, keep_models=design.keep_models, jobs=jobs, report=tell, callbacks=callbacks)
+        outcome = run_planned(
+            runs, keep_models=design.keep_models, jobs=jobs, report=tell, callbacks=callbacks, cluster=cluster
+        )
         return collect(runs, outcome, out)
 
 

@@ -41,6 +41,7 @@ class Tracker(Callback):
             raise InputError(f"{self.name} is not installed: pip install 'graft-fgl[{self.name}]'.")
         self.destination = None if destination is None else str(destination)
         self._open = False
+        self._told = 0  # the last round
         self._status = FAILED
         self._clients: Sequence[str | int] = ()
         self._metric = "accuracy"
@@ -69,7 +70,7 @@ class Tracker(Callback):
 
     def on_start(self, start: RunStart) -> None:
         self._clients, self._metric = start.clients, parse_metrics(start.experiment.metric)[0]
-        self._status, self._summary = FAILED, {}
+        self._status, self._summary, self._told = FAILED, {}, 0
         kept = read_kept(start.directory) if start.directory else {}
         try:
             opened = self.begin(start, kept.get(self.text, {}))
@@ -82,7 +83,9 @@ class Tracker(Callback):
             write_kept(start.directory, {**kept, self.text: opened})
 
     def on_round(self, record: Record) -> None:
-        self._attempt(lambda: self.log(numbers_of(record, self._metric, self._clients), record["round"]))
+        if record["round"] > self._told:  # rounds come again, with the same numbers, where a worker was lost
+            self._told = record["round"]
+            self._attempt(lambda: self.log(numbers_of(record, self._metric, self._clients), record["round"]))
 
     def on_end(self, result: Result) -> None:
         self._status = FINISHED if result.finished else STOPPED
@@ -135,9 +138,10 @@ def numbers_of(record: Record, metric: str, clients: Sequence[str | int]) -> Num
         numbers |= {f"{name}/{kind}": value for kind, value in scores.items() if kind != "per_client"}
     scores = record.get("metrics", {}).get(metric, record)
     if "per_client" in scores and len(clients) <= MOST_CLIENTS:
+        scored = [clients[number] for number in record.get("scored", range(len(clients)))]
         for kind, values in scores["per_client"].items():
             numbers |= {
-                f"clients/{client}/{kind}_{metric}": value for client, value in zip(clients, values, strict=False)
+                f"clients/{client}/{kind}_{metric}": value for client, value in zip(scored, values, strict=False)
             }
     numbers |= {f"details/{name}": value for name, value in record.get("details", {}).items()}
     return finite(numbers)

@@ -10,6 +10,7 @@ from typing import Any
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.identity import experiment_hash
 from graft.experiments.many_runs import Outcome, Report
+from graft.experiments.run_cluster import RunCluster
 from graft.experiments.sweep.plan import PlannedRun, plan_runs, resolve, run_planned
 from graft.experiments.sweep.sweep import run_folder
 from graft.experiments.tuning.design import Design
@@ -47,7 +48,7 @@ class Finals:
         params = best["params"] if best and chosen and best["trial"] else {}
         return with_values({**self.subjects[label].candidate.variant, "seed": seed}, params)
 
-    def run(self, jobs: int, report: Report) -> Outcome:
+    def run(self, jobs: int | None, report: Report, cluster: RunCluster | None = None) -> Outcome:
         """Runs what is not finished; each run is told of by its method, and whether its values are the chosen ones."""
         if not self.runs:
             return Outcome()
@@ -58,7 +59,10 @@ class Finals:
             which = "default" if planned.experiment == default else "tuned"
             names[str(planned.folder)] = f"{label} {which}, seed {planned.seed}"
         outcome = run_planned(
-            self.runs, jobs=jobs, report=lambda message: report({**message, "cell": names[message["path"]]})
+            self.runs,
+            jobs=jobs,
+            report=lambda message: report({**message, "cell": names[message["path"]]}),
+            cluster=cluster,
         )
         long_names = {planned.name: names[str(planned.folder)] for planned in self.runs}
         return replace(outcome, failures={long_names[name]: why for name, why in outcome.failures.items()})

@@ -115,6 +115,7 @@ class MethodStudy:
             load_if_exists=True,
         )
         self.running: dict[int, Trial] = {}
+        self.heard: set[tuple[int, int]] = set()  # trials and rounds of which there is a score
 
     @property
     def begun(self) -> bool:
@@ -191,7 +192,9 @@ class MethodStudy:
     def hear(self, number: int, rounds: int, score: float) -> bool:
         """Puts a score of a trial on record; returns whether it is not worth going on with. The defaults always are."""
         trial = self.running[number]
-        trial.report(score, rounds)
+        if (number, rounds) not in self.heard:  # or it was begun again, since its worker had died
+            trial.report(score, rounds)
+            self.heard.add((number, rounds))
         return number > 0 and trial.should_prune()
 
     def end(self, number: int, outcome: TrialOutcome) -> None:

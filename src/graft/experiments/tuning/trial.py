@@ -13,6 +13,7 @@ import torch
 
 from graft.data.federation import FederationData
 from graft.data.graphs import Graph
+from graft.data.lazy_graphs import ChangedGraphs
 from graft.errors import InputError
 from graft.experiments.callbacks import Callback
 from graft.experiments.experiment import Experiment, data_settings
@@ -77,8 +78,10 @@ def without_test_labels(federation: FederationData) -> FederationData:
     ]
     return replace(
         federation,
-        graph=hide_labels(federation.graph),
-        clients=[hide_labels(graph) for graph in federation.clients],
+        graph=None if federation.graph is None else hide_labels(federation.graph),
+        clients=[hide_labels(graph) for graph in federation.clients]
+        if federation.lazy is None
+        else ChangedGraphs(federation.lazy, hide_labels),
         clean=None if federation.clean is None else without_test_labels(federation.clean),
         card={**federation.card, "per_client": rows},
     )

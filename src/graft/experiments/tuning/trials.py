@@ -14,7 +14,9 @@ from graft.experiments.tuning.optuna_study import MethodStudy
 from graft.experiments.tuning.space import with_values
 from graft.experiments.tuning.subject import Subject
 from graft.experiments.tuning.trial import TrialOrder, TrialOutcome
-from graft.experiments.tuning.workers import run_trials
+from graft.experiments.tuning.workers import Ends, Hears
+
+RunAll = Callable[[Iterator[TrialOrder], Hears, Ends], None]  # runs trials here or elsewhere
 
 
 @dataclass
@@ -30,13 +32,18 @@ class Trials:
     last_reason: str = ""
     short: bool = False  # whether the time was over before the trials were
 
-    def run(self, jobs: int) -> bool:
+    def run(self, run_all: RunAll) -> bool:
         """Runs the trials that are left; returns whether Ctrl-C ended them."""
         try:
-            run_trials(self.orders(), self.hear, self.end, jobs)
+            run_all(self.orders(), self.hear, self.end)
         except KeyboardInterrupt:
             return True
         return False
+
+    @property
+    def left(self) -> bool:
+        """Returns whether any trial is still to be run."""
+        return any(len(study.history) < self.design.trials for study in self.studies.values())
 
     def orders(self) -> Iterator[TrialOrder]:
         """Asks for the next trial whenever there is room for one; when the time is over, of no method more than of

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,8 +14,10 @@ from graft.errors import InputError, RunError
 from graft.experiments.experiment import Experiment, ExperimentSettings
 from graft.experiments.many_runs import Outcome, Report, default_jobs, exclusive
 from graft.experiments.progress_log import logged
-from graft.experiments.sweep.plan import suit
+from graft.experiments.run_cluster import RunCluster, choose_cluster
+from graft.experiments.sweep.plan import PlannedRun, suit
 from graft.experiments.sweep.sweep import as_list
+from graft.experiments.tuning.cluster_workers import open_crew
 from graft.experiments.tuning.design import FINAL_SEEDS, SEEDS, TRIALS, Design
 from graft.experiments.tuning.finals import Finals
 from graft.experiments.tuning.optuna_study import FILE, MethodStudy, check_optuna, open_storage
@@ -22,6 +25,7 @@ from graft.experiments.tuning.space import Changes, parse_search
 from graft.experiments.tuning.subject import Subject, examine
 from graft.experiments.tuning.trials import Trials
 from graft.experiments.tuning.tuning import Tuning
+from graft.experiments.tuning.workers import run_trials, run_with
 from graft.fields import Search
 from graft.files import explained
 from graft.options import check_jobs
@@ -38,10 +42,12 @@ def tune(
     space: Mapping[str, Search | str] | None = None,
     fix: Mapping[str, Any] | Sequence[str] = (),
     search: Sequence[str] = (),
-    jobs: int = 1,
+    jobs: int | None = None,
     timeout: float | None = None,
     out: str | Path | None = None,
     report: Report | None = None,
+    cpus_per_run: int | None = None,
+    gpus_per_run: float | None = None,
     **settings: Unpack[ExperimentSettings],
 ) -> Tuning:
     """Searches values that suit methods on validation nodes, with the same budget for each; without `out` no file is
@@ -49,10 +55,12 @@ def tune(
 
     The first trial of a method has the values that it would have without a tuning. `space` changes what is tried, as
     `{"learning_rate": "0.001..0.1:log"}`, `fix` keeps fields as they are or at a value, and `search` keeps all but
-    these. With the same `out` it goes on; with one job that gives what an unbroken call would give. `report` is called
-    with a dictionary after every trial, and after every run at the end.
+    these. Where nobody says how many jobs, there is one, or with `engine="ray"` as many as the cluster has room for.
+    With the same `out` it goes on; with one job that gives what an unbroken call would give. `report` is called with a
+    dictionary after every trial, and after every run at the end.
     """
-    values: dict[str, Any] = {**settings, **({} if models is None else {"models": models})}
+    values, cluster = choose_cluster(settings, cpus_per_run, gpus_per_run)
+    values |= {} if models is None else {"models": models}
     if not (values.get("graphs") and dataset == Experiment.dataset):
         values["dataset"] = dataset
     chosen = choose_seeds(seeds, values.pop("seed", 0))
@@ -71,7 +79,9 @@ def tune(
         seeds=chosen,
         final_seeds=choose_seeds(final_seeds, max(chosen, default=-1) + 1),
     )
-    return run_design(design, None if out is None else Path(out), jobs=jobs, timeout=timeout, report=report)
+    folder = None if out is None else Path(out)
+    jobs = 1 if jobs is None and cluster is None else jobs
+    return run_design(design, folder, jobs=jobs, timeout=timeout, report=report, cluster=cluster)
 
 
 def choose_seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
@@ -86,6 +96,7 @@ def run_design(
     jobs: int | None = None,
     timeout: float | None = None,
     report: Report | None = None,
+    cluster: RunCluster | None = None,
 ) -> Tuning:
     """Runs what is missing of a tuning, in a folder or without one."""
     check_optuna()
@@ -104,24 +115,34 @@ def run_design(
         studies = {label: open_study(storage, subject, design) for label, subject in subjects.items()}
         for label, study in studies.items():
             study.begin({**subjects[label].identity, "seeds": list(design.seeds)})
-        first = next(iter(subjects.values()))
-        workers = jobs or default_jobs(first.experiment.torch_device().type)
-        if not all(subject.default.crosses_processes for subject in subjects.values()):
-            workers = 1
         if out is not None:
             report = logged(out, design.trials * len(subjects), report)
         tell = report or (lambda _: None)
         trials = Trials(design, subjects, studies, tell, timeout)
-        stopped = trials.run(workers)
+        stopped = False
+        defaults = [subject.default for subject in subjects.values()]
+        if cluster is None:
+            jobs = choose_jobs(jobs, defaults)
+            stopped = trials.run(partial(run_trials, jobs=jobs))
+        elif trials.left:
+            crew, most = stack.enter_context(open_crew(cluster, jobs, defaults))
+            stopped = trials.run(partial(run_with, crew, jobs=most))
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-tune-")))
         finals = Finals(design, subjects, studies, folder)
-        outcome = Outcome(stopped=True) if stopped else finals.run(workers, tell)
+        outcome = Outcome(stopped=True) if stopped else finals.run(jobs, tell, cluster)
         tuning = finals.collect(out, outcome, stopped=outcome.stopped or trials.short)
         if out is not None:
             tuning.write()
         if not tuning.experiments and not stopped:
             raise RunError(f"No trial is complete: {trials.last_reason or 'none was run'}")
         return tuning
+
+
+def choose_jobs(jobs: int | None, defaults: Sequence[PlannedRun]) -> int:
+    """Returns how many processes trials are run in: one where objects were given, which stay in this one."""
+    if not all(run.crosses_processes for run in defaults):
+        return 1
+    return jobs or default_jobs(defaults[0].experiment.torch_device().type)
 
 
 def begin_folder(out: Path) -> None:
