@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import GraftSide, Scores, Side, alternate, make_parser, make_setup, parse, resident_bytes, write_results
+from harness import GraftSide, Scores, Side, alternate, make_parser, make_setup, parse, write_results
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
+from graft.machine import peak_ram
 from graft.methods.fedavg import FedAvg
 
 EPOCHS = 3
@@ -116,13 +117,13 @@ def compare(
 def measure_memory(side: str, dataset: str, clients: int, device: str, cached: bool, results: Any) -> None:
     """Puts the peak memory of one side alone, above what the process held when the data had been loaded."""
     graphs = federation.build(datasets.load(dataset), clients, seed=0).clients
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading
-    before = resident_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading: it is what there is now
+    before = peak_ram()
     on = torch.device(device)
     training: Side = Loop(graphs, on, cached) if side == "loop" else graft_fedavg(graphs, on)
     for _ in range(4):
         training.round()
-    results.put(torch.cuda.max_memory_allocated() if device == "cuda" else resident_bytes("VmHWM") - before)
+    results.put(torch.cuda.max_memory_allocated() if device == "cuda" else peak_ram() - before)
 
 
 def peak_memory(*arguments: Any) -> int:

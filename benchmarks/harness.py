@@ -91,12 +91,6 @@ def alternate(
     return {name: statistics.median(values) for name, values in times.items()}, scores
 
 
-def resident_bytes(name: str) -> int:
-    """Returns the memory of this process: now (VmRSS) or at its peak (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
-
-
 def make_parser(description: str | None, out: Path | None) -> argparse.ArgumentParser:
     """Returns a parser with the options of all measurements; each adds its own."""
     parser = argparse.ArgumentParser(description=description)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fleet import graft_fedavg
-from harness import GraftSide, Side, make_parser, parse, resident_bytes, write_results
+from harness import GraftSide, Side, make_parser, parse, write_results
 from methods import graft_fedgkc
 from roofline import copy_bandwidth
 from traffic import Moved, count_bytes_moved
@@ -29,6 +29,7 @@ from graft.data.graphs import Graph
 from graft.data.splits import split
 from graft.data.synthetic import generate
 from graft.engines.in_process import InProcess
+from graft.engines.memory import peak_memory
 from graft.engines.threads import cores
 from graft.methods.fedgkc import FedGKC
 
@@ -100,7 +101,7 @@ def measure(name: str, device: torch.device, scale: float = 1.0, rounds: int = 1
         begun = time.perf_counter()
         side.round()
         times.append(1000 * (time.perf_counter() - begun))
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else resident_bytes("VmHWM")
+    peak = peak_memory(device)
     row |= {"ms": statistics.median(times), "peak_bytes": peak, "moved": moved, "captured": is_captured(side)}
     if device.type == "cuda":
         row["copy_gb_s"] = copy_bandwidth(device) / 1e9

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from fleet import EPOCHS, graft_fedavg
 from harness import make_parser, parse, write_results
@@ -69,7 +70,7 @@ class Client:
         self.operations = OPERATIONS[architecture]
         self.nodes, self.classes = graph.nodes, graph.classes
         self.entries = graph.edges.shape[1] + graph.nodes  # of the graph, with self-loops
-        self.stored: int = graph.x.nnz if hasattr(graph.x, "nnz") else graph.x.size  # of the features
+        self.stored = int(graph.x.nnz if hasattr(graph.x, "nnz") else np.count_nonzero(graph.x))  # of the features
         self.inputs = graph.features
         self.weights = parameters_of(build_model(architecture, graph.features, graph.classes))
         # A column and a value an entry; where rows begin is little beside it.

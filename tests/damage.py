@@ -103,7 +103,7 @@ def essence(result) -> str:
     clients = {str(client): tree for client, tree in result.clients.items()}
     state = {"server": result.server, **clients, "best": best}
     rounds = [{name: value for name, value in record.items() if name != "seconds"} for record in result.rounds]
-    varying = {"seconds", "peak_memory_bytes"}
+    varying = {"seconds", "peak_memory_bytes", "recoveries"}
     summary = {name: value for name, value in result.summary.items() if name not in varying}
     summary["experiment"] = comparable(summary["experiment"])
     leaves = {path: leaf.tolist() if hasattr(leaf, "tolist") else leaf for path, leaf in flatten(state)}

@@ -27,14 +27,16 @@ QUICK = {
     "predict": "--overwrite",
     "export": "--overwrite",
     "partition": "--seed 1",
+    "shard": "--overwrite",
     "example": "--size 0.05",
 }
-TRAINING = ("run", "sweep", "tune", "partition")  # commands whose data and clients are made small
+TRAINING = ("run", "sweep", "tune", "partition", "shard")  # commands whose data and clients are made small
 READING = ("predict", "export", "report", "resume", "watch", "compare")  # commands that read a run directory
 ELSEWHERE = {"docs/tutorial.md": "tests/test_tutorial.py"}  # pages whose commands have tests of their own
 # Commands that are first run as they stand, up to the function that begins to train; a study only so.
 TRAIN = {"run": "graft.cli.run.run_all", "reproduce": "graft.cli.reproduce.run_study"}
 ONLY_CHECKED = ("reproduce",)
+OF_CLUSTERS = ("--engine", "--address", "--workers", "--gpus-per-worker", "--cpus-per-run", "--gpus-per-run")
 
 
 def parse(command):
@@ -46,9 +48,18 @@ def parse(command):
             parsed.make_context(name, arguments)
 
 
+def without_cluster(words):
+    """Returns a command line that runs in this process: a cluster takes seconds to start, and has tests of its own."""
+    words = list(words)
+    for option in OF_CLUSTERS if "ray" in words else ():
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    return words
+
+
 def quickened(words):
     """Returns a command line with less to do."""
-    name, *rest = words
+    name, *rest = without_cluster(words)
     if name in TRAINING:
         for position, word in enumerate(rest):
             names = word.split(",")
@@ -87,6 +98,8 @@ def run_commands(lines, patch):
     earnest with less to do."""
     for command in lines:
         name = command.words[0]
+        if "ray" in command.words:
+            parse(command)
         provide_runs(command.words)
         if name in TRAIN:
             with patch.context() as without_training:

@@ -48,6 +48,7 @@ def test_notebooks_hold_code_and_no_output(path):
     assert names <= set(graft.__all__)
 
 
+@pytest.mark.slow
 def test_researcher_sees_which_method_is_better(tmp_path, monkeypatch):
     notebook = execute(FOLDER / "compare_methods.ipynb", tmp_path, monkeypatch)
     assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))

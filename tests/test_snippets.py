@@ -7,6 +7,7 @@ from inspect import signature
 from types import ModuleType
 
 import pytest
+import yaml
 
 import graft
 import graft.testing
@@ -146,8 +147,14 @@ def test_toml_can_be_read(page):
         tomllib.loads(block.code)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=page_id)
+def test_yaml_can_be_read(page):
+    for block in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(block.code), dict)
+
+
 def test_every_block_has_a_language_that_is_tested_or_is_plain():
-    tested = {"python", "toml"}
+    tested = {"python", "toml", "yaml"}
     plain = {"", "text", "bash", "sh", "csv", "json", "latex", "bibtex"}  # commands in them are tests of their own
     others = [
         f"{page_id(page)}:{block.line} {block.language}"

@@ -177,7 +177,7 @@ def test_damage_is_left_out_and_counted(run, damage):
 
 
 def test_names_of_clients_are_read(run):
-    assert FollowedRun(run).names() == [0, 1, 2]
+    assert list(FollowedRun(run).names()) == [0, 1, 2]
     values = json.loads((run / "preparation.json").read_text())
     (run / "preparation.json").write_text(json.dumps({**values, "names": ["a", "b", "c"]}))
     assert FollowedRun(run).names() == ["a", "b", "c"]

@@ -31,7 +31,7 @@ def records_of(path):
 
 def offline_runs(folder):
     """Returns the files of runs."""
-    wandb.teardown()  # a run may say that it has finished before its file is written; the end of the service waits for it
+    wandb.teardown()  # a run may say that it has finished before its file is whole; the end of the service waits
     return sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
 
 
