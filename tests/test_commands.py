@@ -82,7 +82,7 @@ def provide_runs(words):
     parsed = typer.main.get_command(app).commands[name].make_context(name, list(rest))
     arguments = [entry.name for entry in parsed.command.params if entry.param_type_name == "argument"]
     for value in map(parsed.params.get, arguments):
-        for path in value if isinstance(value, list | tuple) else [value]:
+        for path in map(Path, value if isinstance(value, list | tuple) else [value]):
             if name == "resume":
                 shutil.rmtree(path, ignore_errors=True)
                 make_run(path, interrupted=True)

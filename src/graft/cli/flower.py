@@ -171,7 +171,7 @@ In another terminal, in this folder:
 The server's certificate must name the host that SuperNodes connect to. Where the SuperLink runs:
 
     flower-superlink --host 127.0.0.1 --port 8000 --enable-supernode-auth --disable-runtime-dependency-installation \\
-        --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key
+        --ssl-ca-certfile ca.crt --ssl-certfile hub.crt --ssl-keyfile hub.key
 
 Each party makes a key, keeps `@FIRST.key` and hands over `@FIRST.key.pub`:
 
