@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -364,6 +365,17 @@ def test_without_flower_the_extra_is_named():
 
 
 # In earnest.
+
+
+def test_nothing_that_lies_in_the_folder_travels_but_what_was_written_there(tmp_path, monkeypatch):
+    app, _ = make_app(tmp_path)
+    for name in ("accounts.json", "parties/bank_a/secret.toml", "parties/README.md", "extra.py"):
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    processes.flwr(tmp_path / "home", "build", "--app", app)
+    (bundle,) = tmp_path.glob("*.fab")
+    assert set(zipfile.ZipFile(bundle).namelist()) - {".info/CONTENT"} == {"pyproject.toml", "README.md"}
 
 
 def make_app(folder, **settings):

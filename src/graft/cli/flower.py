@@ -104,6 +104,7 @@ def project_text(members: Members) -> str:
             "flwr": {
                 "app": {
                     "publisher": "graft",
+                    "fab-include": ["/README.md"],  # else all that comes to lie in the folder would travel too
                     "components": {
                         "serverapp": "graft.engines.flower:server_app",
                         "clientapp": "graft.engines.flower:client_app",
