@@ -1,17 +1,23 @@
 """federation.toml: what it may say, what it may not, and what its hash stands for."""
 
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
+from typer.testing import CliRunner
 
-from graft.data.party import read_party
+import graft
+from graft.cli import app
+from graft.data.example_banks import write_banks
+from graft.data.party import party_federation, read_party
 from graft.engines.wire import Patience
 from graft.errors import InputError
 from graft.experiments.experiment import Experiment
 from graft.experiments.federation_file import FederationFile, parse_federation, read_federation
 from graft.experiments.federation_rules import NO_MEANING, Limits, RoundRules
 from graft.experiments.federation_text import federation_text, write_federation
+from graft.experiments.given import Given
+from graft.experiments.run import run_experiment
 from graft.federation.peers import PeerMethod
 from graft.methods import METHODS
 from graft.methods.fedgkc import FedGKC
@@ -317,3 +323,20 @@ def test_a_federation_in_python_needs_no_file():
     )
     assert file.experiment.clients == 2
     assert file.agreement.width == 4
+
+
+def test_a_party_with_its_own_data_alone_has_an_ordinary_run_directory(tmp_path):
+    """What it trained is in there, how its tables became features, and so new tables can be predicted."""
+    write_banks(tmp_path / "banks", size=0.1)
+    file = parse(experiment__method="fedavg", settings=None, experiment__rounds=2, schema__unknown_nodes="drop")
+    data = party_federation("beta", tmp_path / "banks" / "beta", file.agreement, 1)
+    experiment = replace(file.experiment, clients=1, width=8, device="cpu", threads=1)
+    result = run_experiment(experiment, tmp_path / "run", given=Given(federation=data))
+    assert [row["client"] for row in result.summary["per_client"]] == ["beta"]
+    assert "feature_names" in result.summary["communication"]["before_training"]
+    loaded = graft.load_result(tmp_path / "run")
+    predictions = loaded.client("beta").predict(tmp_path / "banks" / "beta-new")
+    assert len(predictions) > 0
+    assert set(predictions.labels) <= {"yes", "no"}
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
+    assert "beta" in (tmp_path / "run" / "report.html").read_text()
