@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from graft.engines.messages import DamagedMessage, pack, unpack
 from graft.errors import InputError
 from graft.files import explained, write_bytes
-from graft.tensors.trees import Tree, map_tree
+from graft.tensors.trees import Tree, flatten, map_tree
 
-COMMITTED, PENDING = "committed", "pending"
+COMMITTED, PENDING = "committed", "pending"  # names of files
 
 
 class StateMissing(ValueError):
@@ -27,11 +28,11 @@ class StateMissing(ValueError):
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round that a client works in, and the last request that it answered in it."""
+    """A round that a client works in, and the last request that changed something in it."""
 
     round: int
     attempt: str  # how often this round was begun, and by which process of the server's
-    number: int = 0  # of the last request that changed something
+    request: str = ""  # what it was known by
 
 
 class KeptState:
@@ -42,9 +43,10 @@ class KeptState:
         self.state = state
         self.committed = 0  # the last round that counted
         self.open: OpenRound | None = None
+        self.answer = b""  # to the last request
         self._before = copied(state)
         self._folder = folder
-        self._on_commit = on_commit or (lambda round: None)
+        self._on_commit = on_commit
         if folder is not None:
             self._load(folder)
 
@@ -66,32 +68,35 @@ class KeptState:
             self._commit()
         elif self.open is not None:
             self._replace(copied(self._before))
-            self.open = None
-            self._remove_pending()
+            self._close()
         if self.committed != after:
             raise StateMissing(f"its state is that after round {self.committed}, not {after}")
 
-    def save(self, number: int) -> None:
+    def save(self, request: str, answer: bytes) -> None:
         """Puts what the open round has made so far where it is safe, before the answer to a request leaves."""
         assert self.open is not None
-        self.open = OpenRound(self.open.round, self.open.attempt, number)
+        self.open, self.answer = OpenRound(self.open.round, self.open.attempt, request), answer
         if self._folder is not None:
-            write_state(self._folder / PENDING, self.state, **asdict(self.open))
+            stored = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
+            write_state(self._folder / PENDING, Tree(state=self.state, answer=stored), **asdict(self.open))
 
     def start_from(self, state: Tree, round: int) -> None:
         """Takes a state of before in the place of everything."""
         self._replace(copied(state))
-        self._before, self.committed, self.open = copied(state), round, None
+        self._before, self.committed = copied(state), round
+        self._close()
 
     def _commit(self) -> None:
         assert self.open is not None
-        self._before, self.committed, self.open = copied(self.state), self.open.round, None
-        self._on_commit(self.committed)
+        if self._on_commit is not None:
+            self._on_commit(self.open.round)
+        self._before, self.committed = copied(self.state), self.open.round
         if self._folder is not None:
-            write_state(self._folder / COMMITTED, self.state, round=self.committed)
-            self._remove_pending()
+            write_state(self._folder / COMMITTED, Tree(state=self.state), round=self.committed)
+        self._close()
 
-    def _remove_pending(self) -> None:
+    def _close(self) -> None:
+        self.open, self.answer = None, b""
         if self._folder is not None:
             (self._folder / PENDING).unlink(missing_ok=True)
 
@@ -104,28 +109,34 @@ class KeptState:
         with explained(f"{folder} cannot be used", InputError):
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / COMMITTED).exists():
-                write_state(folder / COMMITTED, self.state, round=0)
-            head, state = read_state(folder / COMMITTED, self.state)
-            self.start_from(state, head["round"])
-            if (folder / PENDING).exists():
-                head, state = read_state(folder / PENDING, None)
-                self._replace(state)
-                self.open = OpenRound(head["round"], head["attempt"], head["number"])
+                write_state(folder / COMMITTED, Tree(state=self.state), round=0)
+                return
+            pending = folder / PENDING
+            opened = self._read(pending) if pending.exists() else None
+            head, tree = self._read(folder / COMMITTED)
+            self._replace(tree.state)
+            self._before, self.committed = copied(tree.state), head["round"]
+            if opened is not None and opened[0]["round"] != self.committed:
+                head, tree = opened
+                self._replace(tree.state)
+                self.open, self.answer = OpenRound(**head), bytes(tree.answer.numpy())
+            else:  # it was stopped between two files
+                pending.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], Tree]:
+        """Returns what a file of a state holds, which must be one of this method and this model."""
+        try:
+            head, tree = unpack(path.read_bytes())
+        except DamagedMessage as error:
+            raise InputError(f"{path} is damaged: {error}.") from error
+        shapes = {name: leaf.shape for name, leaf in flatten(tree.state)}
+        if any(shapes.get(name) != leaf.shape for name, leaf in flatten(self.state)):
+            raise InputError(f"{path} is not a state of this method and this model.")
+        return head, tree
 
 
-def write_state(path: Path, state: Tree, **head: object) -> None:
-    write_bytes(path, pack(dict(head), state))
-
-
-def read_state(path: Path, like: Tree | None) -> tuple[dict[str, int | str], Tree]:  # type: ignore[type-arg]
-    """Returns what a file of a state holds."""
-    try:
-        head, state = unpack(path.read_bytes())
-    except DamagedMessage as error:
-        raise InputError(f"{path} is damaged: {error}.") from error
-    if like is not None and not set(like) <= set(state):
-        raise InputError(f"{path} is not the state of this method and model.")
-    return head, state
+def write_state(path: Path, tree: Tree, **head: object) -> None:
+    write_bytes(path, pack(dict(head), tree))
 
 
 def copied(state: Tree) -> Tree:

@@ -171,7 +171,7 @@ class Remote:
         return answered, diverged
 
     def _send_back(self, clients: Sequence[int]) -> dict[int, str]:
-        """Has clients begin the round anew and work up to where the present attempt is; returns who did not, and why."""
+        """Has clients begin the round anew and work up to where it is; returns who did not, and why."""
         reasons: dict[int, str] = {}
         for client in clients:
             talk = self._talks[client]
@@ -270,7 +270,7 @@ class Remote:
 
     def copy_state(
         self,
-        fields: Collection[str] | None = None,
+        fields: Collection[str] | None = None,  # noqa: ARG002
         clients: Collection[int] | None = None,  # noqa: ARG002
     ) -> dict[int, Tree]:
         return {}

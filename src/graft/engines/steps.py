@@ -17,8 +17,10 @@ from graft.tensors.trees import Tree
 
 
 def run_step(setup: Setup, fleet: Fleet, request: StepRequest, message: Any) -> tuple[Tree, dict[str, float | None]]:
-    """Returns what a step replies, without a client axis, and its last training losses, None for one that is not a finite
-    number; nothing but a marked step can be run."""
+    """Returns what a step replies, without a client axis, and its last training losses, None for one that is no number.
+
+    Nothing but a marked step can be run.
+    """
     step = request.step
     function, _ = find_step(setup.method, step)
     view = fleet.for_call(request.round, step, request.turn)
