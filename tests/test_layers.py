@@ -38,8 +38,15 @@ def test_the_package_keeps_its_layers():
         ("experiments/run.py", "graft.experiments.studies.study", "Study"),
         ("methods/fedavg.py", "graft.data.graphs", "Graph"),
         ("engines/tasks.py", "ray", "remote"),
+        ("engines/wire.py", "zenoh", "Session"),
     ],
-    ids=["upwards", "a run that knows a study", "a method that knows data", "a second file that knows Ray"],
+    ids=[
+        "upwards",
+        "a run that knows a study",
+        "a method that knows data",
+        "a second file that knows Ray",
+        "a second file that knows zenoh",
+    ],
 )
 def test_an_import_against_the_order_is_found_wherever_it_stands(tmp_path, file, module, name, how):
     shutil.copytree(PACKAGE, tmp_path / "graft", ignore=shutil.ignore_patterns("__pycache__"))

@@ -15,6 +15,7 @@ from graft.cli.compare import compare
 from graft.cli.console import guarded, say
 from graft.cli.example import example
 from graft.cli.export import export
+from graft.cli.keys import keys
 from graft.cli.listing import list_names
 from graft.cli.many_values import ManyValues
 from graft.cli.partition import partition
@@ -58,6 +59,7 @@ for command in (example, resume, watch, predict, export, report, compare, partit
     app.command()(guarded(command))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))
+app.add_typer(keys, name="keys")
 
 
 def main() -> None:
