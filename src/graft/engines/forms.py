@@ -31,10 +31,16 @@ class FieldForm:
     dtype: str  # as "float32", or "plain int" of a number; several as "float32 or float64"
     always: bool = True  # whether no message is without it
     unless: str = ""  # the field in whose place it stands: one of the two is always there
+    tied: str = ""  # the field beside it whose one free size is the same as its own one
     finite: bool = True  # off: it may hold NaN or infinity, as a metric of no nodes does
     by_model: bool = False  # whether its shape, or whether it is sent, depends on the client's architecture
     raw: bool = False  # whether the method declares it as the client's data themselves
     logged: bool = False  # whether it stays where the client is: the server would only put it on record
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Returns the axes whose sizes are free."""
+        return tuple(axis for axis, size in enumerate(self.shape) if size is None)
 
     @property
     def numbers(self) -> int | None:
@@ -83,6 +89,10 @@ def check_tree(tree: Any, fields: Fields, where: str, most_free: int) -> None:
             problem = problem_of(leaves[path], form, most_free)
             if problem:
                 raise RefusedMessage(f"{where}: '{path}' {problem}")
+            if form.tied in leaves:  # checked before: it comes first
+                size, other = (leaves[name].shape[fields[name].free[0]] for name in (path, form.tied))
+                if size != other:
+                    raise RefusedMessage(f"{where}: '{path}' has {size} where '{form.tied}' has {other}")
         elif form.always and not (form.unless and form.unless in leaves):
             raise RefusedMessage(f"{where}: '{path}' is missing")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from graft.data.graphs import Graph, make_graph
 from graft.engines.forms import Audience, FieldForm, Fields, Forms, StepForm, dtype_of, is_finite
 from graft.engines.in_process import InProcess
+from graft.engines.threads import use_threads
 from graft.errors import InputError
 from graft.federation.clients import Mail, Replies, Request
 from graft.federation.method import Method
@@ -81,12 +82,13 @@ def rehearse(rehearsal: Rehearsal) -> Forms:
             "its own; `graft list methods` names others."
         )
     architectures = architectures_of(rehearsal)
-    try:
-        observed = observe(rehearsal, architectures)
-    except InputError:
-        if len(architectures) == 1:
-            raise
-        observed = observe(rehearsal, architectures[:1])  # with these settings it may want one architecture
+    with use_threads(1):  # more would only wait for each other
+        try:
+            observed = observe(rehearsal, architectures)
+        except InputError:
+            if len(architectures) == 1:
+                raise
+            observed = observe(rehearsal, architectures[:1])  # with these settings it may want one architecture
     return {step: observed[step].form(rehearsal, step) for step in sorted(observed)}
 
 
@@ -240,6 +242,7 @@ class Observations:
     def __init__(self) -> None:
         self.leaves: dict[str, set[Leaf]] = defaultdict(set)
         self.layouts: Counter[tuple[int, frozenset[str]]] = Counter()  # by kind, which fields came together
+        self.shapes: set[frozenset[tuple[str, tuple[int, ...]]]] = set()  # of the leaves that came together
         self.empty = False  # whether there was no message at all, once
 
     def add(self, company: int, kind: int, tree: Any) -> None:
@@ -248,16 +251,40 @@ class Observations:
             return
         leaves = dict(flatten(tree))
         self.layouts[kind, frozenset(leaves)] += 1
+        shapes = {path: tuple(leaf.shape) if isinstance(leaf, Tensor) else () for path, leaf in leaves.items()}
+        self.shapes.add(frozenset(shapes.items()))
         for path, leaf in leaves.items():
-            shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
-            self.leaves[path].add(Leaf(company, kind, shape, str(dtype_of(leaf)), is_finite(leaf)))
+            self.leaves[path].add(Leaf(company, kind, shapes[path], str(dtype_of(leaf)), is_finite(leaf)))
 
     def paths(self) -> set[str]:
         return set(self.leaves)
 
     def fields(self, clients: int, where: str) -> Fields:
         """Returns the form of every field, in a federation of so many clients."""
-        return {path: self._field(path, clients, f"'{path}' of {where}") for path in sorted(self.leaves)}
+        forms = {path: self._field(path, clients, f"'{path}' of {where}") for path in sorted(self.leaves)}
+        return {path: replace(form, tied=self._tied(path, forms)) for path, form in forms.items()}
+
+    def _tied(self, path: str, forms: Fields) -> str:
+        """Returns the first field of the same branch whose one free size was always that of this one: factors of a
+        matrix have one rank."""
+        branch = path.rpartition("/")[0]
+        if len(forms[path].free) != 1:
+            return ""
+        messages = [dict(shapes) for shapes in self.shapes]
+        for other in forms:
+            if other == path:
+                return ""
+            if other.rpartition("/")[0] != branch or len(forms[other].free) != 1:
+                continue
+            axis, other_axis = forms[path].free[0], forms[other].free[0]
+            pairs = {
+                (shapes[path][axis], shapes[other][other_axis])
+                for shapes in messages
+                if path in shapes and other in shapes
+            }
+            if len(pairs) > 1 and all(size == other_size for size, other_size in pairs):
+                return other
+        return ""
 
     def _field(self, path: str, clients: int, where: str) -> FieldForm:
         leaves = self.leaves[path]
