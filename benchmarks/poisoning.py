@@ -95,10 +95,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def in_words(values: list[float | None], *, sign: bool = False) -> str:
-    """Returns mean and standard deviation; where runs ended, how many did."""
+    """Returns mean and standard deviation; where runs failed, how many did."""
     finished = [value for value in values if value is not None]
     if len(finished) < len(values):
-        return f"{len(values) - len(finished)} of {len(values)} runs end"
+        return f"{len(values) - len(finished)} of {len(values)} runs fail"
     plus = "+" if sign else ""
     return f"{statistics.mean(finished):{plus}.1f} ± {statistics.stdev(finished) if len(finished) > 1 else 0:.1f}"
 

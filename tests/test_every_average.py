@@ -153,3 +153,17 @@ def test_a_class_with_a_round_of_its_own_has_to_say_that_it_only_averages():
         averages = ("train/model",)
 
     assert [takes_averages(kind) for kind in (FedAvg, FedGKC, Silent, Declared)] == [True, True, False, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("average", ["median", "trimmed:0.2", "krum:1", "multi_krum:1"])
+@pytest.mark.parametrize("name", ["fedavg", "fedgkc"])
+def test_captured_rounds_average_as_plain_ones(name, average):
+    setup = replace(setup_of(name, average), device=torch.device("cuda"))
+    captured = run_rounds(setup, rounds=5)
+    plain = run_rounds(replace(setup, capture=False), rounds=5)
+    assert captured.engine.rounds.captured
+    assert gap(captured.server.state, plain.server.state) < 1e-5
+    mean = run_rounds(replace(setup, average=parse_average("mean")), rounds=5)
+    assert gap(captured.server.state, mean.server.state) > 1e-4

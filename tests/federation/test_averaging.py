@@ -121,6 +121,15 @@ def test_dtype_and_shape_are_kept_and_one_client_is_its_own_average(how):
     assert same(average(alone, torch.ones(1), how), map_tree(lambda leaf: leaf[0], alone))
 
 
+@by_name
+def test_no_value_is_read_from_a_device(how):
+    models = Tree(x=torch.randn(5, 3, 2, device="meta"), steps=torch.ones(5, dtype=torch.int64, device="meta"))
+    votes = VOTES.to("meta")  # tensors without values: to read one is an error
+    assert average(models, votes, how).x.shape == (3, 2)
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(votes.sum() > 0)
+
+
 # Names ---------------------------------------------------------------------------------------------------------------
 
 READ = {

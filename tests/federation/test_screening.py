@@ -118,6 +118,18 @@ def test_a_method_says_which_fields_are_votes_and_models():
     assert "update" in out[4]
 
 
+def test_what_is_only_logged_may_be_no_number():
+    replies = {
+        client: Tree(copilot=Tree(x=torch.ones(2)), size=torch.tensor(9), knowledge=torch.tensor(0.5), **logged)
+        for client, logged in enumerate(
+            [{}, {"terms": Tree(labels=torch.tensor(float("nan")))}, {"strength": torch.tensor(float("inf"))}]
+        )
+    }
+    assert screen_step(FedGKC(), "train", replies, {}, max_norm=3) == {}
+    replies[2].knowledge = torch.tensor(float("nan"))
+    assert set(screen_step(FedGKC(), "train", replies, {}, max_norm=3)) == {2}
+
+
 @pytest.mark.parametrize("method", [FedAvg(), FedGKC(), FedProto()], ids=lambda method: type(method).__name__)
 def test_clients_of_real_rounds_stay_and_a_scaled_one_does_not(method):
     setup = toy_setup(method, clients=5)

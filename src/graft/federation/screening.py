@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graft.federation.method import Method
 from graft.federation.reveals import NODES, VOTE, declared
-from graft.tensors.trees import flatten
+from graft.tensors.trees import Tree, flatten, unflatten
 
 LARGEST_VOTE = 2**36  # nobody has more nodes: some 69 billion
 LARGEST_SHARE = 1000  # times the median of the others' votes
@@ -25,11 +25,22 @@ FEWEST = 3  # of fewer clients nobody can say which of them is far from the othe
 def screen_step(
     method: Method, step: str, replies: Mapping[int, Any], sent: Mapping[int, Any], max_norm: float | None = None
 ) -> dict[int, str]:
-    """Returns who is to be left out after a step of a method, and why: as `screen`, with what the method declares."""
+    """Returns who is to be left out after a step of a method, and why: as `screen`, with what the method declares.
+
+    Fields that a method only logs are left alone: where clients keep them to themselves they are no numbers.
+    """
     fields = {field.partition("/")[2]: reveals for field, reveals in declared(method).items() if within(field, step)}
     votes = [name for name, reveals in fields.items() if reveals in (VOTE, NODES)]
     models = [name for name, reveals in fields.items() if reveals.model]
-    return screen(replies, sent, votes, models, max_norm)
+    kept = [field.partition("/")[2] for field in method.logged if within(field, step)]
+    seen = {client: without(reply, kept) for client, reply in replies.items()}
+    return screen(seen, sent, votes, models, max_norm)
+
+
+def without(tree: Any, names: Collection[str]) -> Tree:
+    """Returns a tree without some branches."""
+    leaves = {path: leaf for path, leaf in flatten(tree) if not any(within(path, name) for name in names)}
+    return unflatten(leaves)
 
 
 def within(field: str, branch: str) -> bool:
