@@ -16,7 +16,7 @@ class Carrier:
 
     def __init__(self, *names):
         self.changed = threading.Condition()
-        self.connections = dict.fromkeys(names, ("first", 1))
+        self.connections = dict.fromkeys(names, ((0, "first"), 1))
         self.sent = []
 
     def locate(self, name):
@@ -107,7 +107,7 @@ def test_with_comeback_the_same_is_asked_again_and_old_answers_are_dropped(threa
     asking = thread.submit(carrier.ask, ["a"], Patience(LONG, comeback=LONG))
     (first,) = carrier.wait_for(1)
     carrier.move("a", None)
-    carrier.move("a", ("second", 2))
+    carrier.move("a", ((0, "second"), 2))
     _, second = carrier.wait_for(2)
     first.receive(b"old")
     first.end()

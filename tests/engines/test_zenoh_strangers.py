@@ -254,8 +254,44 @@ def test_taking_the_number_of_another_s_session_gives_none_of_its_rights(world):
     asked = Asked()
     server, party = world.server(asked), world.node("bank_a")
     until(lambda: server.present() == {"bank_a"} and party.present() == {"server"})
-    double = world.stranger("bank_b", session_id=str(party._session.zid()))
+    double = world.stranger("bank_b", session_id=session_ids(party)[0])
     assert ask_as(double, server, "bank_a") == []
     assert asked == []
     assert server.ask({"bank_a": b"1"}, PATIENT) == {"bank_a": b"1"}
     assert set(PARTIES) > server.present() >= {"bank_a"}
+
+
+def session_ids(node):
+    return [str(session.zid()) for session in node._sessions]
+
+
+@pytest.mark.parametrize("way", ["calls", "is called"])
+def test_a_peer_with_the_number_of_another_s_session_neither_speaks_nor_hears_for_it(world, way):
+    asked, addresses = Asked(), {name: free_address() for name in PARTIES}
+    victim = world.node(
+        "bank_a",
+        asked,
+        others=["bank_b", "bank_c"],
+        listen=[addresses["bank_a"]],
+        connect=[addresses["bank_b"], addresses["bank_c"]],
+    )
+    honest = world.node(
+        "bank_b", others=["bank_a"], listen=[addresses["bank_b"]], connect=[addresses["bank_a"]], handler=Asked()
+    )
+    until(lambda: victim.present() == {"bank_b"} and honest.present() == {"bank_a"})
+    content, instance = b"x" * 2**20, instance_of_party(honest)
+    for session_id in session_ids(honest):
+        place = {"calls": {"connect": [addresses["bank_a"]]}, "is called": {"listen": [addresses["bank_c"]]}}[way]
+        double = world.stranger("bank_c", session_id=session_id, **{"connect": [free_address()], **place})
+        heard, queryables = listening(double, f"{NAMESPACE}/to/bank_b/{instance}/from/bank_a")
+        key = next(key for key, sender in victim._senders_by_key.items() if sender == "bank_b")
+        for _ in range(12):
+            assert [reply for reply in double.get(key, payload=b"forged", timeout=0.05) if reply.ok] == []
+            assert victim.ask({"bank_b": content}, PATIENT) == {"bank_b": content}
+            time.sleep(0.1)
+        assert heard == []
+        assert len(queryables) == 1
+        double.close()
+    assert asked == []
+    assert honest.ask({"bank_a": b"1"}, PATIENT) == {"bank_a": b"1"}
+    assert asked == [("bank_b", b"1")]

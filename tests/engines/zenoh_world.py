@@ -1,6 +1,8 @@
 """Keys, nodes and strangers for tests of the wire between organisations, all on loopback addresses."""
 
+import contextlib
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -45,9 +47,12 @@ def make_old_keys(name, ca_folder, folder):
 
 
 def free_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """Returns a free address whose port the system gives to nobody who calls somebody else."""
+    while True:
+        address = "127.0.0.1", random.randrange(16_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            return f"{address[0]}:{address[1]}"
 
 
 def until(condition):

@@ -9,7 +9,7 @@ from threading import Condition
 
 from graft.engines.wire import Absent, Patience
 
-Connection = tuple[str, int]  # one unbroken presence of a recipient, with its number: after a loss it is another
+Connection = tuple[tuple[int, str], int]  # the way to a recipient, and a number that is another after every loss
 Locate = Callable[[str], Connection | Absent]  # finds the connection of a recipient, or why there is none
 Send = Callable[[str, bytes, float, "Attempt"], None]  # sends a request, with seconds to live, without waiting
 

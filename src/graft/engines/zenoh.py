@@ -5,6 +5,10 @@ rules that zenoh holds at both ends of every connection name what each may send:
 and its answer, have the key NAMESPACE/to/RECIPIENT/INSTANCE/from/SENDER, which passes between these two alone, and so
 a key that arrives says who asks. Nobody forwards for others: in a star, parties reach the server and nobody else.
 
+Every address that is called has a zenoh session of its own, and those who call have one together: in one session,
+links that claim the same session number are joined, whatever their certificates say, and the first one's rights hold
+for all of them. So no session has more than one link to anybody.
+
 An instance is one start of a node. Of somebody whose machine vanished in the middle of a message the old connection
 may stay for minutes, until the system gives it up; whoever started last is the one that is asked.
 """
@@ -18,14 +22,16 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from graft.engines.asking import NOT_CONNECTED, Asking, Attempt
+from graft.engines.asking import NOT_CONNECTED, Asking, Attempt, Connection
 from graft.engines.wire import Absent, Handler, Patience
+from graft.engines.zenoh_settings import check_addresses, configure, key_of
 from graft.errors import InputError, RunError
 from graft.files import printable
 from graft.keys import KeyFiles, check_name
@@ -36,14 +42,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 2**28  # of a request or an answer, unless a node is told otherwise
-ROOM = 2**20  # bytes more than that which are read at all, so that somebody slightly above gets a reason
-LEASE_SECONDS = 10.0  # without a sign of life, after which somebody counts as lost
-RETRY_SECONDS = (0.2, 2.0)  # between attempts to connect: at first, and at most
 MOST_PENDING = 8  # requests of one sender that are handled or wait for it; more are dropped
 MOST_THREADS = 64
 CLOSE_SECONDS = 5.0  # that handlers under way have when a node is closed
-MOST_INSTANCES = 8  # of one name that are remembered
-ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+MOST_CONNECTIONS = 16  # of one name that are remembered
 FAILED, TOO_LARGE = b"failed", b"too large"  # marks of an answer that is none
 REFUSALS = {
     FAILED: Absent("could not answer; its own log says why"),
@@ -90,7 +92,8 @@ class ZenohNode:
         self.name, self.most_bytes = name, most_bytes
         self._handler, self._namespace = handler, namespace
         self._changed = threading.Condition()
-        self._connections: dict[str, dict[str, int]] = {other: {} for other in others}  # instances and when they came
+        # By name: session and instance of each connection, and the how manyth it was to come.
+        self._connections: dict[str, dict[tuple[int, str], int]] = {other: {} for other in others}
         self._arrivals = 0
         self._pending: Counter[str] = Counter()
         # One message at a time to each: several that one who reads nothing holds up would hold up zenoh's own threads.
@@ -99,24 +102,28 @@ class ZenohNode:
         threads = min(MOST_THREADS, 2 * len(others) + 2)
         self._handlers = ThreadPoolExecutor(threads, thread_name_prefix=f"{name}-answers")
         self._senders = ThreadPoolExecutor(threads, thread_name_prefix=f"{name}-asks")
-        settings = configure(name, keys, others, listen, connect, namespace, most_bytes)
-        try:
-            self._session = open_session(self._zenoh, settings)
-            self._declare()
-        except self._zenoh.ZError as error:
-            self._stop()
-            raise InputError(f"{name} cannot {failed_to(listen)}: {reason_of(error)}.") from error
+        self._instance = secrets.token_hex(8)
+        self._senders_by_key = {key_of(namespace, name, self._instance, other): other for other in others}
+        self._sessions: list[Any] = []
+        self._tokens: list[Any] = []
+        places: list[tuple[Sequence[str], Sequence[str]]] = [((), [address]) for address in dict.fromkeys(connect)]
+        for listens, connects in [(listen, ()), *places] if listen else places:
+            settings = configure(name, keys, others, listens, connects, namespace, most_bytes)
+            try:
+                self._sessions.append(open_session(self._zenoh, settings))
+                self._declare(len(self._sessions) - 1)
+            except self._zenoh.ZError as error:
+                self.close()
+                raise InputError(f"{name} cannot {failed_to(listens, connects)}: {reason_of(error)}.") from error
 
-    def _declare(self) -> None:
-        """Says that requests are answered here, and then that somebody is here."""
-        callback, space = self._zenoh.handlers.Callback, self._namespace
-        instance = secrets.token_hex(8)
-        self._senders_by_key = {key_of(space, self.name, instance, other): other for other in self._connections}
-        liveliness = self._session.liveliness()
-        liveliness.declare_subscriber(f"{space}/alive/*/*", callback(self._see, indirect=False), history=True)
-        requests = key_of(space, self.name, instance, "*")
-        self._session.declare_queryable(requests, callback(self._receive, indirect=False))
-        self._token = liveliness.declare_token(f"{space}/alive/{self.name}/{instance}")
+    def _declare(self, number: int) -> None:
+        """Says in one session that requests are answered here, and then that somebody is here."""
+        callback, space, session = self._zenoh.handlers.Callback, self._namespace, self._sessions[number]
+        see = callback(partial(self._see, number), indirect=False)
+        session.liveliness().declare_subscriber(f"{space}/alive/*/*", see, history=True)
+        requests = key_of(space, self.name, self._instance, "*")
+        session.declare_queryable(requests, callback(self._receive, indirect=False))
+        self._tokens.append(session.liveliness().declare_token(f"{space}/alive/{self.name}/{self._instance}"))
 
     def present(self) -> set[str]:
         """Returns who is connected now, oneself left out."""
@@ -144,16 +151,19 @@ class ZenohNode:
         finally:
             cancellation.cancel()
 
-    def _locate(self, name: str) -> tuple[str, int] | Absent:
-        """Returns the connection of somebody: the newest, where an old one was not given up yet."""
+    def _locate(self, name: str) -> Connection | Absent:
+        """Returns a connection of somebody: the oldest of the newest instance, as others may not be given up yet."""
         if self._closed:
             return Absent("cannot be asked, as this end was closed")
         if name not in self._connections:
             return Absent("is not one of those who can be asked from here")
-        return max(self._connections[name].items(), key=itemgetter(1), default=NOT_CONNECTED)
+        oldest: dict[str, Connection] = {}
+        for connection in sorted(self._connections[name].items(), key=itemgetter(1)):
+            oldest.setdefault(connection[0][1], connection)
+        return max(oldest.values(), key=itemgetter(1), default=NOT_CONNECTED)
 
     def _send(self, name: str, request: bytes, until: float, attempt: Attempt, cancellation: Any) -> None:
-        instance, _ = attempt.connection
+        number, instance = attempt.connection[0]
         key = key_of(self._namespace, name, instance, self.name)
 
         def receive(reply: zenoh.Reply) -> None:
@@ -165,7 +175,7 @@ class ZenohNode:
         try:
             seconds = until - time.monotonic()
             if attempt.is_open and seconds > 0:
-                self._session.get(
+                self._sessions[number].get(
                     key,
                     self._zenoh.handlers.Callback(receive, attempt.end, indirect=False),
                     payload=request,
@@ -193,7 +203,7 @@ class ZenohNode:
         mark = sample.attachment.to_bytes() if len(sample.attachment) <= len(TOO_LARGE) else b""
         return REFUSALS.get(mark, Absent("marked its answer in a way that is not known"))
 
-    def _see(self, sample: zenoh.Sample) -> None:
+    def _see(self, number: int, sample: zenoh.Sample) -> None:
         """Notes who comes and goes; runs in zenoh's own thread."""
         _, _, name, instance = str(sample.key_expr).split("/")
         with self._changed:
@@ -201,11 +211,11 @@ class ZenohNode:
             if connections is None:
                 return
             if sample.kind == self._zenoh.SampleKind.DELETE:
-                connections.pop(instance, None)
+                connections.pop((number, instance), None)
             else:
                 self._arrivals += 1
-                connections[instance] = self._arrivals
-                for oldest in sorted(connections, key=connections.__getitem__)[:-MOST_INSTANCES]:
+                connections[number, instance] = self._arrivals
+                for oldest in sorted(connections, key=connections.__getitem__)[:-MOST_CONNECTIONS]:
                     del connections[oldest]
             self._changed.notify_all()
         log.info("%s: %s %s", self.name, name, "is here" if connections else "is gone")
@@ -258,15 +268,11 @@ class ZenohNode:
                 return
             self._closed = True
             self._changed.notify_all()
-        self._stop(self._session.close)
-
-    def _stop(self, *first: Callable[[], object]) -> None:
-        """Ends what may take its time, and waits for it for some seconds only."""
 
         def stop() -> None:
-            for action in first:
+            for session in self._sessions:
                 with suppress(self._zenoh.ZError):  # somebody who reads nothing was not told in time
-                    action()
+                    session.close()
             for pool in (self._handlers, self._senders):
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -277,83 +283,6 @@ class ZenohNode:
             log.warning("%s was closed with a request or a connection still under way", self.name)
 
 
-def key_of(namespace: str, recipient: str, instance: str, sender: str) -> str:
-    return f"{namespace}/to/{recipient}/{instance}/from/{sender}"
-
-
-def configure(
-    name: str,
-    keys: KeyFiles,
-    others: Collection[str],
-    listen: Sequence[str],
-    connect: Sequence[str],
-    namespace: str,
-    most_bytes: int,
-) -> dict[str, Any]:
-    """Returns zenoh's settings by their paths."""
-    first, most = (int(1000 * seconds) for seconds in RETRY_SECONDS)
-    certificate, key = str(keys.certificate), str(keys.key)
-    return {
-        # Peers forward nothing for others; a star is a mesh in which only the server listens.
-        "mode": "peer",
-        "listen/endpoints": [f"tls/{address}" for address in listen],
-        "connect": {
-            "endpoints": [f"tls/{address}" for address in connect],
-            "exit_on_failure": False,
-            "retry": {"period_init_ms": first, "period_max_ms": most, "period_increase_factor": 2},
-        },
-        "scouting": {"delay": 0, "multicast": {"enabled": False}, "gossip": {"enabled": False}},
-        "adminspace/enabled": False,
-        "transport/shared_memory/enabled": False,  # it would pass messages by the memory of a host, without TLS
-        "transport/unicast/max_links": 1,  # a second link could bring a second certificate
-        "transport/link/protocols": ["tls"],
-        "transport/link/tx/lease": int(1000 * LEASE_SECONDS),
-        "transport/link/rx/max_message_size": most_bytes + ROOM,
-        "transport/link/tls": {
-            "root_ca_certificate": str(keys.ca),
-            "enable_mtls": True,
-            "verify_name_on_connect": True,
-            "close_link_on_expiration": True,
-            "listen_certificate": certificate,
-            "listen_private_key": key,
-            "connect_certificate": certificate,
-            "connect_private_key": key,
-        },
-        "access_control": access_rules(name, others, namespace),
-    }
-
-
-def access_rules(name: str, others: Collection[str], namespace: str) -> dict[str, Any]:
-    """Returns what may pass between this node and each of the others; all else is denied, in both directions."""
-    rules, policies = [], []
-    for other in others:
-        to_other, from_other = key_of(namespace, other, "*", name), key_of(namespace, name, "*", other)
-        allowed = [
-            ("egress", ["query"], to_other),
-            ("ingress", ["reply"], to_other),
-            ("ingress", ["declare_queryable"], key_of(namespace, other, "*", "*")),
-            ("ingress", ["query"], from_other),
-            ("egress", ["reply"], from_other),
-            ("egress", ["declare_queryable"], key_of(namespace, name, "*", "*")),
-            ("ingress", ["liveliness_token"], f"{namespace}/alive/{other}/*"),
-            ("egress", ["liveliness_token"], f"{namespace}/alive/{name}/*"),
-            ("ingress", ["declare_liveliness_subscriber"], f"{namespace}/alive/*/*"),
-            ("egress", ["declare_liveliness_subscriber"], f"{namespace}/alive/*/*"),
-        ]
-        ids = [f"{other} {number}" for number in range(len(allowed))]
-        policies.append({"rules": ids, "subjects": [other]})
-        for rule, (flow, messages, key) in zip(ids, allowed, strict=True):
-            rules.append({"id": rule, "permission": "allow", "flows": [flow], "messages": messages, "key_exprs": [key]})
-    subjects = [{"id": other, "cert_common_names": [other]} for other in others]
-    return {
-        "enabled": True,
-        "default_permission": "deny",
-        "rules": rules,
-        "subjects": subjects,
-        "policies": policies,
-    }
-
-
 def open_session(zenoh: Any, settings: Mapping[str, Any]) -> Any:
     config = zenoh.Config()
     for path, value in settings.items():
@@ -361,18 +290,8 @@ def open_session(zenoh: Any, settings: Mapping[str, Any]) -> Any:
     return zenoh.open(config)
 
 
-def check_addresses(name: str, listen: Sequence[str], connect: Sequence[str]) -> None:
-    """Refuses what is no address: after one, zenoh would take settings too, such as not to check names."""
-    if not listen and not connect:
-        raise InputError(f"{name} needs an address to listen on or one to connect to, as HOST:PORT.")
-    for address in (*listen, *connect):
-        match = ADDRESS.fullmatch(address)
-        if match is None or not 0 < int(match[1]) < 2**16:
-            raise InputError(f"'{printable(address)[:100]}' is not an address; it should be HOST:PORT.")
-
-
-def failed_to(listen: Sequence[str]) -> str:
-    return f"listen on {', '.join(listen)}" if listen else "connect"
+def failed_to(listen: Sequence[str], connect: Sequence[str]) -> str:
+    return f"listen on {', '.join(listen)}" if listen else f"connect to {', '.join(connect)}"
 
 
 def reason_of(error: Exception) -> str:
