@@ -33,7 +33,10 @@ class MemoryNode:
         def exchange(name, data):
             if name not in self.present():
                 return Absent("is not connected")
-            answer = self.change(name, self.wire.handlers[name](self.name, data))
+            try:
+                answer = self.change(name, self.wire.handlers[name](self.name, data))
+            except Exception:  # its own log would say why
+                return Absent("could not answer")
             self.wire.passed.append((self.name, name, data, answer))
             return answer
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
+import ssl
 import stat
 import warnings
 from collections.abc import Iterable, Sequence
@@ -143,6 +145,27 @@ def load_keys(folder: Path, name: str, *, listens: bool = False, connects: bool 
     if files.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         warnings.warn(f"Others on this machine may read the key {files.key}: chmod 600.", GraftWarning, stacklevel=2)
     return files
+
+
+def server_name(address: str, keys: KeyFiles, seconds: float = 20.0) -> str:
+    """Returns the name in the certificate of whoever listens at an address; it must be of the same CA."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=str(keys.ca))
+    context.load_cert_chain(keys.certificate, keys.key)
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as plain,
+            context.wrap_socket(plain, server_hostname=host.strip("[]")) as secure,
+        ):
+            subject = (secure.getpeercert() or {}).get("subject", ())
+    except ssl.SSLError as error:
+        raise InputError(f"The server at {address} cannot be trusted: {error.reason or error}.") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"The server at {address} cannot be reached: {error}.") from error
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    if len(names) != 1:
+        raise InputError(f"The certificate of the server at {address} has {len(names)} common names, not one.")
+    return check_name(names[0])
 
 
 def key_files(folder: Path, name: str) -> KeyFiles:

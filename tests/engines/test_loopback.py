@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from graft.engines.envelopes import ANSWER, Answer, StepRequest, seal, unseal
 from graft.engines.failures import StepFailed
 from graft.engines.in_process import InProcess
-from graft.engines.envelopes import ANSWER, Answer, StepRequest, seal, unseal
 from graft.engines.loopback import Loopback, handler_of
 from graft.engines.messages import pack
 from graft.federation.clients import ClientsAbsent, Request

@@ -80,8 +80,7 @@ def gather(setup, folder=None, policy=None, **options):
     server_forms = forms_of(setup, known)
     parties = []
     for client, name in enumerate(NAMES):
-        forms = server_forms if known else forms_of(setup, (setup.models[client],))
-        terms = Terms("coordinator", "banks-1", setup.rounds, forms)
+        terms = Terms("coordinator", "banks-1", setup.rounds, server_forms)
         own = None if folder is None else folder / name
         if own is not None:
             own.mkdir(exist_ok=True)

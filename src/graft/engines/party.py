@@ -12,21 +12,23 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graft.engines.envelopes import REQUEST, Answer, EndRequest, StepRequest, seal, unseal
-from graft.engines.forms import Forms, RefusedMessage, check_message, check_tree
+from graft.engines.forms import Forms, RefusedMessage, check_message, check_tree, split_logged
 from graft.engines.kept_state import KeptState, StateMissing
 from graft.engines.messages import DamagedMessage, pack, unpack
 from graft.engines.policy import Policy, ScoreGate
 from graft.engines.steps import run_step
 from graft.errors import InputError
+from graft.federation.clients import Traffic
 from graft.federation.method import SCORING
 from graft.federation.setup import Setup
 from graft.files import explained, parse_json, printable, read_text
-from graft.tensors.trees import Tree, flatten, unflatten
+from graft.tensors.trees import Tree, count_bytes, flatten
 
 MOST_SIZE = 10**7  # of a dimension that depends on the data of clients
 
@@ -56,15 +58,17 @@ class Party:
         policy: Policy,
         folder: Path | None = None,
         *,
-        on_commit: Callable[[int, Mapping[str, float | None]], None] | None = None,
+        on_commit: Callable[[int, Mapping[str, float | None], Traffic], None] | None = None,
         on_end: Callable[[str], None] | None = None,
     ) -> None:
-        """`setup` is of this party alone; `on_commit` is told each round that counted, with its training losses."""
+        """`setup` is of this party alone; `on_commit` is told each round that counted, with its training losses and
+        bytes."""
         self.setup, self.terms, self.policy = setup, terms, policy
         self.fleet = setup.fleet([0])
         setup.method.start_client(self.fleet)
         self._on_commit, self._on_end = on_commit, on_end
-        self._losses: dict[str, float | None] = {}
+        self._losses: dict[str, float | None] = {}  # this and the next: of the open round
+        self._traffic = Traffic()
         self.state = KeptState(self.fleet.state, folder and folder / "state", self._committed)
         self.sent, self.refusals, self.private = (Journal(folder, name) for name in ("sent", "refused", "private"))
         self._start, self._number, self._last = 0, 0, ("", b"")  # of the server; what it asked last, and the answer
@@ -74,6 +78,11 @@ class Party:
             with explained(f"{self._gate_file} cannot be read", InputError):
                 self._gate.restore(parse_json(read_text(self._gate_file)))
         self._lock = threading.Lock()
+
+    @property
+    def at_rest(self) -> AbstractContextManager[Any]:
+        """Holds requests off, for as long as it is entered."""
+        return self._lock
 
     def handle(self, sender: str, data: bytes) -> bytes:
         """Returns the answer to a request."""
@@ -142,15 +151,17 @@ class Party:
             self.state.visit(request.round, request.after, request.attempt)
         else:
             self.state.enter(request.round, request.after, request.attempt)
+            if self.state.open is not None and not self.state.open.request:  # the first step of an attempt
+                self._losses, self._traffic = {}, Traffic()
         reply, losses = run_step(self.setup, self.fleet, request, message)
-        leaves = dict(flatten(reply))
-        leaving = unflatten({path: leaf for path, leaf in leaves.items() if path in form.sent})
+        leaving, staying = split_logged(reply, form.reply)
         check_tree(leaving, form.sent, f"the reply of step '{request.step}'", self.terms.most_size)
         answer = seal(self._answer("reply", request), pack({}, leaving))
         if not scoring:
             self._losses |= losses
+            self._traffic.add(Traffic(up=count_bytes(leaving), down=count_bytes(message or {})))
             self.state.save(known_by, answer)
-        stays = {path: leaf.tolist() for path, leaf in leaves.items() if path not in form.sent}
+        stays = {path: leaf.tolist() for path, leaf in flatten(staying)}
         self.private.add(round=request.round, step=request.step, losses=losses, **({"stays": stays} if stays else {}))
         self.sent.add(round=request.round, step=request.step, number=request.number, fields=described(leaving))
         return answer
@@ -171,9 +182,8 @@ class Party:
         return seal(self._answer("reply", request), pack({}))
 
     def _committed(self, round: int) -> None:
-        losses, self._losses = self._losses, {}
         if self._on_commit is not None:
-            self._on_commit(round, losses)
+            self._on_commit(round, self._losses, self._traffic)
 
 
 def described(tree: Tree) -> list[dict[str, Any]]:

@@ -249,15 +249,18 @@ class Peer:
         return self.engine.losses()
 
     def state(self) -> dict[int, Tree]:
-        return self.engine.state()
+        """Returns what this peer keeps, as the only client there is here."""
+        return {0: self.engine.state()[self.here[0]]}
 
     def copy_state(
-        self, fields: Collection[str] | None = None, clients: Collection[int] | None = None
+        self,
+        fields: Collection[str] | None = None,
+        clients: Collection[int] | None = None,  # noqa: ARG002
     ) -> dict[int, Tree]:
-        return self.engine.copy_state(fields, None if clients is None else [c for c in clients if c in self.here])
+        return {0: self.engine.copy_state(fields)[self.here[0]]}
 
     def restore(self, state: Mapping[int, Tree]) -> None:
-        self.engine.restore(state)
+        self.engine.restore({self.here[0]: state[0]})
 
     def close(self) -> None:
         self.node.close()

@@ -25,6 +25,7 @@ from graft.federation.clients import ClientsAbsent, Mail, Replies, Request, Roun
 from graft.federation.method import SCORING
 from graft.federation.server import Server
 from graft.federation.setup import Setup
+from graft.files import printable
 from graft.tensors.trees import Tree, map_tree, select_clients
 
 
@@ -92,12 +93,10 @@ class Remote:
             for client in waiting:
                 if client in again:
                     continue
-                answer = received[client]
-                reason = answer if isinstance(answer, str) else self._judge(answer, client, request)
-                if reason:
-                    reasons[client] = reason
+                answer = self._judge(received[client], client, request)
+                if isinstance(answer, str):
+                    reasons[client] = answer
                 else:
-                    assert isinstance(answer, Answered)
                     answered[client] = answer
             waiting = again
         reasons |= self.screen(request, {client: answer.reply for client, answer in answered.items()})
@@ -213,20 +212,24 @@ class Remote:
         self.note(client, f"goes on from its state after round {answer.answer.has}")
         return True
 
-    def _judge(self, answered: Answered, client: int, request: Request) -> str:
-        """Returns in words why an answer is not taken; empty if it is."""
+    def _judge(self, answered: Answered | str, client: int, request: Request) -> Answered | str:
+        """Returns an answer that can be used, or in words why it is not taken."""
+        if isinstance(answered, str):
+            return answered
         answer = answered.answer
         if answer.kind == "failed" and self.failures_end:
             raise step_failed(self._setup, [client], request.step, request.round, answer.reason)
         if answer.kind != "reply":
-            return {"failed": "failed", "refused": "refused", "behind": "cannot go on"}[
-                answer.kind
-            ] + f": {answer.reason}"
-        return self.check(request, answered.reply)
+            what = {"failed": "failed", "refused": "refused", "behind": "cannot go on"}[answer.kind]
+            return f"{what}: {printable(answer.reason)}"
+        try:
+            return answered._replace(reply=self.checked(request, answered.reply))
+        except ValueError as error:
+            return f"sent what is refused: {error}"
 
-    def check(self, request: Request, reply: Any) -> str:  # noqa: ARG002
-        """Returns in words what is wrong with a reply by itself; empty if nothing is."""
-        return ""
+    def checked(self, request: Request, reply: Any) -> Any:  # noqa: ARG002
+        """Returns a reply that is fine by itself; a `ValueError` says what is wrong with it."""
+        return reply
 
     def screen(self, request: Request, replies: Mapping[int, Any]) -> dict[int, str]:  # noqa: ARG002
         """Returns whose replies are not to be trusted beside those of all others, and why."""

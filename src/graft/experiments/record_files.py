@@ -104,8 +104,8 @@ class AccuracyTable(Record):
 class ClientRow(Record):
     client: Client
     model: str
-    nodes: Count
-    edges: Count
+    nodes: Count | None  # None: a server is not told
+    edges: Count | None
     test: Score
     validation: Score
     metrics: dict[str, dict[str, Score]] = {}
@@ -146,6 +146,7 @@ class ResultRecord(Record):
     device: str
     threads: Count
     warnings: list[str] = []
+    absences: dict[str, Count] = {}  # in how many rounds each party was absent
     recoveries: list[Count] = []  # rounds whose checkpoints the run went back to when workers were lost
     experiment: dict[str, Any] = {}  # every field, resolved
     hashes: dict[str, str] = {}

@@ -123,12 +123,14 @@ class Session:
                 return method.conduct(server, clients, self.setup.topology), absent
             except ClientsAbsent as lost:
                 absent |= lost.reasons
-                if before is None or len(drawn) - len(absent) < max(1, minimum or 1):
+                if before is None:
                     raise
                 server.state, traffic.up, traffic.down, traffic.peer = copy_tree(before), 0, 0, 0
                 server.cache.clear()
                 server.take_records()
                 lost.rewind()
+                if len(drawn) - len(absent) < max(1, minimum or 1):
+                    raise ClientsAbsent(absent, str(lost)) from lost
 
     def _score(self, number: int, clients: Sequence[int] | None) -> tuple[Tree, list[int] | None]:
         """Returns the scores of all or some clients, with what they are divided by where not of all, and whose they
