@@ -52,7 +52,10 @@ Monitor = Annotated[
 def serve(
     federation: FederationPath,
     keys: Keys = Path("keys"),
-    out: Out = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder of the run. Otherwise runs/FEDERATION-SERVER."),
+    ] = None,
     listen: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Address to listen at, where it is not the one in the file, as 0.0.0.0:7447."),
@@ -83,6 +86,9 @@ def serve(
         summary = serve_federation(
             file, content, folder, connect, resume=resume is not None, overwrite=overwrite, callbacks=callbacks
         )
+    from graft.experiments.reports.report import write_report
+
+    write_report(folder)
     tell_end(folder, summary["accuracy"]["test"], summary["rounds"])
 
 

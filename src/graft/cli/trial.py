@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 COMMAND = "import sys; from graft.cli import main; sys.argv[0] = 'graft'; main()"
 POLL_SECONDS = 0.2
+PORTS = range(20_000, 32_000)
 LAST_LINES = 5  # of the log of one that failed
 
 
@@ -104,15 +106,15 @@ def set_up(file: FederationFile, out: Path) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens at now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Returns ports that nobody listens at now, below those that connections going out are given."""
+    ports: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as here, suppress(OSError):
+            here.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RunError(f"There are no {count} free ports on this machine.")
 
 
 def command_of(

@@ -108,7 +108,8 @@ class PeerSession(Session):
         numbers = {name: position for position, name in enumerate(self.setup.names or ())}
         absent = {numbers[name]: reason for name, reason in self.engine.absent.items()}
         present = [client for client in outcome.facts.participants if client not in absent]
-        return outcome._replace(facts=replace(outcome.facts, participants=present, absent=absent))
+        # Whom others hear is not known here, so there is no picture of links to be drawn.
+        return outcome._replace(facts=replace(outcome.facts, participants=present, absent=absent, links={}))
 
 
 class PeerRun:
