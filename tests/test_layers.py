@@ -39,6 +39,7 @@ def test_the_package_keeps_its_layers():
         ("methods/fedavg.py", "graft.data.graphs", "Graph"),
         ("engines/tasks.py", "ray", "remote"),
         ("engines/wire.py", "flwr", "app"),
+        ("engines/wire.py", "zenoh", "Session"),
     ],
     ids=[
         "upwards",
@@ -46,6 +47,7 @@ def test_the_package_keeps_its_layers():
         "a method that knows data",
         "a second file that knows Ray",
         "a second file that knows Flower",
+        "a second file that knows zenoh",
     ],
 )
 def test_an_import_against_the_order_is_found_wherever_it_stands(tmp_path, file, module, name, how):

@@ -18,7 +18,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedomd import FedOMD
 from graft.tensors.trees import Tree, map_tree, unsqueeze_to
-from graft.testing import ContractError, averages, capture, check_method, claims, contract, leaks, wire
+from graft.testing import ContractError, averages, capture, check_method, claims, contract, leaks, logged, wire
 from graft.testing.raw_data import find_raw_data
 from graft.testing.toy import toy_graph
 
@@ -174,6 +174,42 @@ class DoesNotSayThatItAverages(FedAvg):
         server.state.model = map_tree(lambda leaf: leaf.median(0).values, replies.model)
 
 
+class WeighsByWhatItLogs(FedGKC):
+    logged: ClassVar = ("train/knowledge",)
+
+
+class TeachesByWhatItLogs(FedGKC):
+    """Its copilot, and so its clients, follow a number that stays with them."""
+
+    logged: ClassVar = ("train/strength",)
+
+    def round(self, server, clients):
+        super().round(server, clients)
+        strength = server.records["strength"].mean()
+        server.state.copilot = map_tree(lambda leaf: strength * leaf, server.state.copilot)
+
+
+class LogsWhatIsNotSent(FedGKC):
+    logged: ClassVar = ("train/confidence",)
+
+
+class LogsAPartOfAField(FedGKC):
+    logged: ClassVar = ("train/terms/local",)
+
+
+class LogsItsModel(FedAvg):
+    averages: ClassVar = ("train/model",)
+    logged: ClassVar = ("train/model",)
+
+
+class DoesNotSayWhatItLogs(FedGKC):
+    """Its own round: what its base declares does not count any more."""
+
+    def round(self, server, clients):
+        super().round(server, clients)
+        server.state.copilot = map_tree(lambda leaf: 0.5 * leaf, server.state.copilot)
+
+
 class AddsStateLate(FedAvg):
     def round(self, server, clients):
         super().round(server, clients)
@@ -293,6 +329,11 @@ BROKEN = [
     (averages.averaged_fields_are_read_as_means_alone, AveragesWhatIsNotSent, "train/models is declared in `averages`"),
     (averages.averaged_fields_are_read_as_means_alone, AveragesAPartOfAField, "train/model/head is declared"),
     (averages.averaged_fields_are_read_as_means_alone, AsksWhereTheReplyIs, "the server differs by .* in two halves"),
+    (logged.logged_fields_are_only_put_on_record, WeighsByWhatItLogs, "the server differs where .* participation 1.0"),
+    (logged.logged_fields_are_only_put_on_record, TeachesByWhatItLogs, "no longer a finite number"),
+    (logged.logged_fields_are_only_put_on_record, LogsWhatIsNotSent, "train/confidence is declared in `logged`, but"),
+    (logged.logged_fields_are_only_put_on_record, LogsAPartOfAField, "train/terms/local is declared in `logged`, but"),
+    (logged.logged_fields_are_only_put_on_record, LogsItsModel, "train/model is declared .* and in `averages` too"),
     (contract.resumed_equals_unbroken, RemembersOutsideItsState, "the server differs after a resume"),
     (contract.clients_that_are_not_asked_keep_their_state, AsksEverybody, r"\[0, 1, 2, 3\] were changed"),
     (contract.messages_are_trees, SendsAnObject, "holds a FleetGraph at 'graph'"),
@@ -325,6 +366,12 @@ def test_a_method_that_breaks_a_claim_is_caught(claim, broken, reason):
 def test_an_aggregation_of_its_own_takes_the_averages_of_its_base_back():
     assert DoesNotSayThatItAverages.averages == ()
     averages.averaged_fields_are_read_as_means_alone(DoesNotSayThatItAverages)
+
+
+def test_a_round_of_its_own_takes_the_logs_of_its_base_back():
+    assert FedGKC.logged == ("train/strength", "train/clarity", "train/terms")
+    assert DoesNotSayWhatItLogs.logged == ()
+    assert NeverTrains.logged == FedOMD.logged == ("match/discrepancy",)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgkc", "fedomd"])

@@ -103,15 +103,18 @@ def summary_region(name: str) -> str:
 
 
 def reveals_region(name: str) -> str:
-    fields = messages(METHODS[name])
+    kind = METHODS[name]
+    fields = messages(kind)
     if not fields:
         return "Nothing but [what every method sends](index.md#what-every-method-sends) leaves a client."
     rows = [reveals_row(field, reveals) for field, reveals in fields.items()]
     text = f"What leaves a client, and what that reveals of its data:\n\n{table_of(rows)}"
-    averages = ", ".join(f"`{field}`" for field in METHODS[name].averages)
-    if not averages:
-        return text
-    return f"{text}\n\nOf {averages} the server uses nothing but averages, which workers of a cluster sum themselves."
+    averages, logged = (", ".join(f"`{field}`" for field in fields) for fields in (kind.averages, kind.logged))
+    if averages:
+        text += f"\n\nOf {averages} the server uses nothing but averages, which workers of a cluster sum themselves."
+    if logged:
+        text += f"\n\nThe server only puts {logged} on record: where clients are organisations, that stays with them."
+    return text
 
 
 def reveals_row(field: str, reveals: Reveals) -> dict[str, str]:

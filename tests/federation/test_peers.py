@@ -10,7 +10,8 @@ from torch import Tensor
 
 import graft
 from graft.engines.in_process import InProcess
-from graft.engines.loopback import Loopback, inbox_of
+from graft.engines.loopback import Loopback
+from graft.engines.remote import inbox_of
 from graft.errors import InputError
 from graft.federation.clients import Clients, Mail
 from graft.federation.method import step

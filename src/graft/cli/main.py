@@ -15,7 +15,9 @@ from graft.cli.compare import compare
 from graft.cli.console import guarded, say
 from graft.cli.example import example
 from graft.cli.export import export
+from graft.cli.federations import join, peer, serve
 from graft.cli.flower import flower
+from graft.cli.keys import keys
 from graft.cli.listing import list_names
 from graft.cli.many_values import ManyValues
 from graft.cli.partition import partition
@@ -25,6 +27,7 @@ from graft.cli.reproduce import reproduce
 from graft.cli.run import resume, run
 from graft.cli.shard import shard
 from graft.cli.sweep import sweep
+from graft.cli.trial import trial
 from graft.cli.tune import tune
 from graft.cli.watch import watch
 
@@ -57,9 +60,12 @@ app.command(cls=ManyValues)(guarded(tune))
 app.command(cls=ManyValues)(guarded(shard))
 for command in (example, resume, watch, predict, export, report, compare, partition, check, reproduce):
     app.command()(guarded(command))
+for of_organisations in (serve, join, peer, trial):
+    app.command()(guarded(of_organisations))
 app.command("list")(guarded(list_names))
 app.command("check-method")(guarded(check_method))
 app.add_typer(flower, name="flower")
+app.add_typer(keys, name="keys")
 
 
 def main() -> None:

@@ -98,7 +98,7 @@ class PlainProgress(Callback):
     """Prints about ten lines a run, and one for each phase before the first round; what follows is soon over."""
 
     def __init__(self, rounds: int, label: str) -> None:
-        self.rounds, self.label = rounds, label
+        self.rounds, self.label = rounds, label  # the rounds are those of the experiment once it is known
         self.every = max(1, rounds // 10)
         self.started = False
 
@@ -106,8 +106,9 @@ class PlainProgress(Callback):
         if not self.started:
             say(f"{self.label}: {phase}")
 
-    def on_start(self, _start: RunStart) -> None:
-        self.started = True
+    def on_start(self, start: RunStart) -> None:
+        self.started, self.rounds = True, start.experiment.rounds
+        self.every = max(1, self.rounds // 10)
 
     def on_round(self, record: dict[str, Any]) -> None:
         if record["round"] % self.every == 0 or record["round"] == self.rounds:

@@ -1,19 +1,42 @@
 """Messages as bytes: tensors in safetensors form, everything else in JSON, and no pickle anywhere.
 
-A message is `length of the head (8 bytes, little-endian) | head (JSON) | tensors (safetensors)`.
+A message is `length of the head (8 bytes, little-endian) | head (JSON) | tensors (safetensors)`. Whoever reads one
+trusts nothing of it: what is not exactly as `pack` writes it is damaged, and no more memory is taken than a small
+multiple of the bytes that came.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from graft.tensors.trees import Tree, flatten, unflatten
+
+MOST_BYTES = 2**30  # of a message
+MOST_HEAD = 2**20  # bytes of JSON, which takes up to some thirty times as much memory once it is read
+MOST_PATHS = 10_000
+DEEPEST = 32  # levels of a tree, or of a head
+LARGEST = 2**63  # size of a whole number
+MOST_CELLS = 2**62  # of a shape, axes of length 0 left out
+DTYPES = {
+    torch.float64: ("F64", 8),
+    torch.float32: ("F32", 4),
+    torch.float16: ("F16", 2),
+    torch.bfloat16: ("BF16", 2),
+    torch.int64: ("I64", 8),
+    torch.int32: ("I32", 4),
+    torch.int16: ("I16", 2),
+    torch.int8: ("I8", 1),
+    torch.uint8: ("U8", 1),
+    torch.bool: ("BOOL", 1),
+}
+WIDTHS = dict(DTYPES.values())
 
 
 class DamagedMessage(ValueError):
@@ -21,17 +44,20 @@ class DamagedMessage(ValueError):
 
 
 def pack(head: dict[str, Any], tree: Any = None) -> bytes:
-    """Returns the bytes of a message: a head of plain values, and a tree of tensors and numbers."""
+    """Returns the bytes of a message: a head of plain values, and a tree of tensors and finite numbers."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, int | float] = {}
     stored: set[int] = set()
     for path, leaf in flatten(tree or {}):
         if isinstance(leaf, Tensor):
+            if leaf.dtype not in DTYPES:
+                raise TypeError(f"a message cannot hold '{path}', whose dtype is {leaf.dtype}")
             tensor = leaf.detach().cpu().contiguous()
             memory = tensor.untyped_storage().data_ptr()
             tensors[path] = tensor.clone() if memory in stored else tensor  # safetensors refuses shared memory
             stored.add(memory)
         else:
+            check_number(path, leaf)
             numbers[path] = leaf
     # Order is part of a tree: the head lists the paths, since safetensors sorts them.
     order = [path for path, _ in flatten(tree or {})]
@@ -39,16 +65,128 @@ def pack(head: dict[str, Any], tree: Any = None) -> bytes:
     return len(text).to_bytes(8, "little") + text + safetensors.torch.save(tensors)
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
-    """Returns the head and the tree of a message; anything malformed raises `DamagedMessage`."""
+def unpack(data: bytes, most_bytes: int = MOST_BYTES) -> tuple[dict[str, Any], Any]:
+    """Returns the head and the tree of a message; anything malformed raises `DamagedMessage`, and nothing else does.
+
+    Values of tensors may be anything. A head is a table of plain values, which may be nested, and in which alone a
+    number may be infinite or nan, as a loss may.
+    """
     try:
-        length = int.from_bytes(data[:8], "little")
-        frame = json.loads(data[8 : 8 + length])
-        pairs: dict[str, Any] = {**safetensors.torch.load(data[8 + length :]), **frame["numbers"]}
-        tree = None if frame["empty"] else unflatten({path: pairs[path] for path in frame["order"]})
-        return frame["head"], tree
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
-        raise DamagedMessage(f"not a Graft message: {error}") from error
+        require(len(data) <= most_bytes, f"{len(data)} bytes are more than the {most_bytes} that are taken")
+        frame, body = read_table(data, "head")
+        require(frame.keys() == {"head", "numbers", "order", "empty"}, "its frame has other fields")
+        head, numbers, order, empty = frame["head"], frame["numbers"], frame["order"], frame["empty"]
+        require(isinstance(head, dict) and isinstance(numbers, dict), "its head or its numbers are not a table")
+        require(isinstance(order, list) and isinstance(empty, bool), "its order is not a list, or empty is not a bool")
+        check_plain(head, DEEPEST)
+        check_paths(order)
+        for path, number in numbers.items():
+            check_number(path, number)
+        names = check_tensors(body)
+        require(len(numbers) + len(names) == len(order), "its order does not list every leaf once")
+        require(numbers.keys() | names == set(order), "its order lists other leaves than there are")
+        require(not (empty and order), "it says that there is no tree, and has leaves")
+        leaves: dict[str, Any] = {**safetensors.torch.load(body), **numbers}
+        tree = unflatten({path: leaves[path] for path in order})
+        require([path for path, _ in flatten(tree)] == order, "its order leaves a branch and comes back to it")
+        return head, None if empty else tree
+    except Exception as error:  # whatever it is, it is about these bytes: nothing else is read
+        raise DamagedMessage(f"not a Graft message: {str(error)[:200] or type(error).__name__}") from error
+
+
+def require(fits: bool, otherwise: str) -> None:
+    if not fits:
+        raise ValueError(otherwise)
+
+
+def read_table(data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
+    """Returns the JSON table that begins some bytes, after its length, and the rest of them."""
+    length = int.from_bytes(data[:8], "little")
+    require(len(data) >= 8 and length <= len(data) - 8, f"its {what} is longer than the message")
+    require(length <= MOST_HEAD, f"its {what} is longer than {MOST_HEAD} bytes")
+    table = json.loads(data[8 : 8 + length].decode(), object_pairs_hook=unique)
+    require(isinstance(table, dict), f"its {what} is not a table")
+    return table, data[8 + length :]
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a table in which no name comes twice; JSON would take the last."""
+    table = dict(pairs)
+    require(len(table) == len(pairs), "a name comes twice in one table")
+    return table
+
+
+def check_plain(value: Any, levels: int) -> None:
+    """Refuses a value of a head that is nested too deeply, not text that can be written, or too large a number."""
+    require(levels > 0, f"its head is nested more than {DEEPEST} levels deep")
+    if isinstance(value, str):
+        value.encode()  # half a character, as JSON may escape it, is an error
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            name.encode()
+            check_plain(entry, levels - 1)
+    elif isinstance(value, list):
+        for entry in value:
+            check_plain(entry, levels - 1)
+    elif isinstance(value, int):
+        require(-LARGEST <= value < LARGEST, "its head has a number of more than 64 bits")
+
+
+def check_number(path: str, number: Any) -> None:
+    """Refuses what is not a number of 64 bits, or not a finite one."""
+    if isinstance(number, int):  # so is a bool
+        require(-LARGEST <= number < LARGEST, f"'{path:.99}' is a number of more than 64 bits")
+    else:
+        finite = isinstance(number, float) and math.isfinite(number)
+        require(finite, f"'{path:.99}' is {number!r:.99}, not a finite number")
+
+
+def check_paths(paths: Iterable[Any]) -> None:
+    """Refuses paths that no tree has: a leaf that comes twice or is a branch as well, a name that is none."""
+    leaves: set[str] = set()
+    branches: set[str] = set()
+    for path in paths:
+        names = path.split("/")
+        require(len(names) <= DEEPEST, f"a path is more than {DEEPEST} levels deep")
+        require(all(name and name.isprintable() for name in names), f"{path!r:.99} is not a path of names")
+        require(path not in leaves, f"'{path:.99}' is there twice")
+        leaves.add(path)
+        branches.update("/".join(names[:level]) for level in range(1, len(names)))
+        require(len(leaves) <= MOST_PATHS, f"there are more than {MOST_PATHS} paths")
+    require(leaves.isdisjoint(branches), "a leaf is also a branch")
+
+
+def check_tensors(body: bytes) -> set[str]:
+    """Returns the names of tensors whose header tells the truth about the bytes that follow it.
+
+    Each is where the one before it ends, is as long as its shape says, and the last ends where the message does.
+    """
+    header, values = read_table(body, "table of tensors")
+    places: list[tuple[int, int]] = []
+    for entry in header.values():
+        require(entry.keys() == {"dtype", "shape", "data_offsets"}, "a tensor is described otherwise")
+        (begin, end), width = whole_numbers(entry["data_offsets"]), WIDTHS[entry["dtype"]]
+        shape = whole_numbers(entry["shape"])
+        require(math.prod(filter(None, shape)) < MOST_CELLS, "a shape is too large")
+        require(begin <= end <= len(values), "a tensor lies beyond the message")
+        require(math.prod(shape) * width == end - begin, "a tensor is not as long as its shape says")
+        if entry["dtype"] == "BOOL":  # PyTorch would calculate with any byte
+            require(not values[begin:end].translate(None, b"\0\1"), "a boolean is neither true nor false")
+        places.append((begin, end))
+    expected = 0
+    for begin, end in sorted(places):
+        require(begin == expected, "tensors overlap, or leave gaps")
+        expected = end
+    require(expected == len(values), "bytes belong to no tensor")
+    return set(header)
+
+
+def whole_numbers(values: Any) -> list[int]:
+    """Returns a list of few whole numbers that are not negative, of which it must be one."""
+    fits = isinstance(values, list) and len(values) <= DEEPEST and all(type(value) is int for value in values)
+    require(fits and all(value >= 0 for value in values), "a shape or a place in the message is no list of numbers")
+    checked: list[int] = values
+    return checked
 
 
 def drop_client_axis(reply: Any) -> Tree:

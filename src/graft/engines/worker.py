@@ -122,8 +122,11 @@ class Worker:
         return Answer(parts, losses, sizes, sums, time.perf_counter() - begun)
 
     def _averaged(self, step: str) -> list[str]:
-        """Returns the fields of a step's replies that its method only ever averages."""
+        """Returns the fields of a step's replies that its method only ever averages; none where sums do not suffice for
+        that."""
         assert self._setup is not None
+        if self._setup.average.robust:
+            return []
         fields = (name.split("/", 1) for name in self._setup.method.averages)
         return [field for name, field in fields if name == step]
 

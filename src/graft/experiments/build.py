@@ -21,6 +21,7 @@ from graft.experiments.combinations import build_topology, check_combination
 from graft.experiments.experiment import PREPARED, Experiment
 from graft.experiments.make_method import name_of
 from graft.experiments.own_data import with_written
+from graft.federation.average_names import parse_average
 from graft.federation.method import Method
 from graft.federation.metric_names import check_positive, parse_metrics
 from graft.federation.setup import Setup
@@ -83,6 +84,7 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         seed=experiment.seed,
         device=experiment.torch_device(),
         participation=experiment.participation if len(graphs) > 1 else 1.0,
+        average=parse_average(experiment.average),
         membership=placement.membership,
         scoring=None if placement.scoring is None else for_engine(placement.scoring, experiment),
         scoring_membership=placement.scoring_membership,
@@ -93,6 +95,7 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         metrics=metrics,
         positive=federation.positive,
         on_demand=experiment.evaluate_clients == "participants" and placement.membership is None,
+        minimum=1 if experiment.engine == "loopback" else None,
     )
 
 

@@ -11,6 +11,7 @@ from graft.data.splits import is_by_time
 from graft.errors import InputError
 from graft.experiments.experiment import GIVEN, Experiment
 from graft.experiments.make_method import name_of
+from graft.federation.average_names import parse_average, takes_averages
 from graft.federation.method import Method
 from graft.federation.peers import PeerMethod
 from graft.federation.topologies import Topology
@@ -33,6 +34,7 @@ def check_combination(experiment: Experiment, method: Method) -> None:
         raise InputError(
             f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {experiment.batches}."
         )
+    check_average(experiment, method)
     check_data_settings(experiment)
     check_evaluate_clients(experiment, method)
     check_one_model(experiment, method)
@@ -45,7 +47,23 @@ def suited(values: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
     dropped = {} if kind.takes_topology else {"topology": ""}
     if kind.shared is Method.shared:  # it has no global model
         dropped["score"] = "personal"
+    if not takes_averages(kind):
+        dropped["average"] = "mean"
     return {**values, **dropped}
+
+
+def check_average(experiment: Experiment, method: Method) -> None:
+    """Refuses another average than the mean where a method does not read means alone, or of too few clients."""
+    how = parse_average(experiment.average)
+    if not how.robust:
+        return
+    if not takes_averages(type(method)):
+        able = ", ".join(METHODS.matching(takes_averages))
+        raise InputError(
+            f"average is {experiment.average}, but method '{name_of(method)}' does more with its clients' models than "
+            f"to take means of them, or nothing: use mean, or one of {able}."
+        )
+    how.check(max(1, int(experiment.participation * experiment.clients + 1e-9)))
 
 
 def check_data_settings(experiment: Experiment) -> None:

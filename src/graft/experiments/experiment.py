@@ -17,6 +17,7 @@ from graft.experiments.make_method import check_settings
 from graft.experiments.own_data import with_own_graphs
 from graft.experiments.validation import validated
 from graft.federation import check_topology
+from graft.federation.average_names import parse_average
 from graft.federation.metric_names import parse_metrics
 from graft.fields import Search, check_fields
 from graft.methods import METHODS, PLUGS
@@ -120,6 +121,9 @@ class Experiment:
     weight_by: Annotated[
         Literal["nodes", "train", "uniform"], Doc("A client's vote: nodes, train (training nodes) or uniform.")
     ] = "nodes"
+    average: Annotated[
+        str, Doc("What the server takes over clients: mean, or robust ones: median, trimmed:0.2, krum:1, multi_krum:1.")
+    ] = "mean"
     participation: Annotated[float, Gt(0), Le(1), Doc("Share of the clients in a round.")] = 1.0
     topology: Annotated[
         str,
@@ -171,6 +175,7 @@ class Experiment:
             self.perturbation.client_ids(self.clients)
         parse_memory(self.memory)
         parse_metrics(self.metric)
+        parse_average(self.average)
 
     @property
     def perturbation(self) -> Perturbation:
@@ -268,6 +273,7 @@ class ExperimentSettings(TypedDict, total=False):
     optimizer_state: Literal["persistent", "reset"]
     seed: int
     weight_by: Literal["nodes", "train", "uniform"]
+    average: str
     participation: float
     topology: str
     metric: str

@@ -70,6 +70,7 @@ class RoundRecord(Record):
     participants: list[Client]
     details: dict[str, Any]
     seconds: float
+    absent: dict[str, str] = {}  # clients that were drawn and did not take part, and why
     links: dict[str, list[list[float]]] = {}
     scored: list[Count] | None = None  # the clients that scores are of, by number, where these are not all
     per_client: PerClient | None = None
@@ -103,8 +104,8 @@ class AccuracyTable(Record):
 class ClientRow(Record):
     client: Client
     model: str
-    nodes: Count
-    edges: Count
+    nodes: Count | None  # None: a server is not told
+    edges: Count | None
     test: Score
     validation: Score
     metrics: dict[str, dict[str, Score]] = {}
@@ -145,6 +146,7 @@ class ResultRecord(Record):
     device: str
     threads: Count
     warnings: list[str] = []
+    absences: dict[str, Count] = {}  # in how many rounds each party was absent
     recoveries: list[Count] = []  # rounds whose checkpoints the run went back to when workers were lost
     experiment: dict[str, Any] = {}  # every field, resolved
     hashes: dict[str, str] = {}
@@ -250,9 +252,11 @@ def write_result(path: Path, summary: Mapping[str, Any], rounds_checksum: str) -
 def count_rows(result: Mapping[str, Any], rounds: list[dict[str, Any]]) -> int:
     """Returns how many clients a result has rows of: all, or those that were scored in its best round."""
     clients: int = result["clients"]
-    if result.get("experiment", {}).get("evaluate_clients", "all") == "all" or result["best_round"] > len(rounds):
+    everybody = result.get("experiment", {}).get("evaluate_clients", "all") == "all"
+    if result["best_round"] > len(rounds):
         return clients
-    best = rounds[result["best_round"] - 1] if result["best_round"] else {"scored": []}
+    nothing: dict[str, Any] = {} if everybody else {"scored": []}
+    best = rounds[result["best_round"] - 1] if result["best_round"] else nothing
     return len(best["scored"]) if "scored" in best else clients  # a model of all data is scored on everybody's
 
 

@@ -93,6 +93,11 @@ def resume(
     with explained(f"{out} cannot be read", InputError):
         if not directory.experiment.is_file():
             raise InputError(f"{out} is not a run directory: it holds no experiment.toml.")
+        if (directory.path / "federation.json").is_file():
+            raise InputError(
+                f"{out} is of a federation between organisations, which goes on with the command that began it: graft "
+                f"join or graft peer with the same --out, or graft serve --resume {out}."
+            )
     with directory.lock():
         experiment = make_experiment(read_experiment(directory.experiment))
         if address is not None:
@@ -154,20 +159,34 @@ def _start(
             stack.enter_context(directory.claim(overwrite))
         recorder = None
         if directory is not None:
-            origin = origin_of(experiment, setup, federation, threads, host.device)
-            if checkpoint is None:
-                directory.begin(origin.experiment)
-                cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
-                data = describe_data(federation, experiment, setup.membership is not None)
-                save_prepared(directory.preparation, data, directory.experiment_checksum())
-            else:
-                checkpoint.origin.check(origin)
-            recorder = Recorder(directory, origin, setup.names)
+            recorder = open_record(directory, experiment, setup, federation, threads, host.device, checkpoint)
         stack.enter_context(capture_stream(setup.device))
         stack.enter_context(products_in(experiment.precision))
         stack.enter_context(use_threads(threads))
         session = stack.enter_context(closing(Session(setup, host.open_engine(setup))))
         return Run(experiment, federation, session, recorder, callbacks, host).run_rounds(begun, checkpoint)
+
+
+def open_record(
+    directory: RunDirectory,
+    experiment: Experiment,
+    setup: Setup,
+    federation: FederationData,
+    threads: int,
+    device: str,
+    checkpoint: Checkpoint | None = None,
+) -> Recorder:
+    """Returns what puts a run on record: of a new one what it begins with, of one that goes on nothing else than it
+    began with."""
+    origin = origin_of(experiment, setup, federation, threads, device)
+    if checkpoint is None:
+        directory.begin(origin.experiment)
+        cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
+        data = describe_data(federation, experiment, setup.membership is not None)
+        save_prepared(directory.preparation, data, directory.experiment_checksum())
+    else:
+        checkpoint.origin.check(origin)
+    return Recorder(directory, origin, setup.names)
 
 
 class Run:

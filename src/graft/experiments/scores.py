@@ -61,6 +61,7 @@ class Scores:
             "loss": outcome.losses.mean(),
             **{f"{way}_bytes": count for way, count in asdict(facts.traffic).items()},
             "participants": [self.names[client] if self.names else client for client in facts.participants],
+            **({"absent": {self._name(client): why for client, why in facts.absent.items()}} if facts.absent else {}),
             "details": {
                 name: value.tolist() if isinstance(value, Tensor) else value for name, value in outcome.details.items()
             },
@@ -74,6 +75,9 @@ class Scores:
             self._compare(record)
         self.records.append(record)
         return record
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if self.names else str(client)
 
     def _metrics(self, measured: Mapping[str, Measured], counts: Tree) -> dict[str, Any]:
         """Returns the metrics that were asked for, of the models that accuracies are of."""

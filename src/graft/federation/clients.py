@@ -12,11 +12,22 @@ import torch
 from torch import Tensor
 
 from graft.errors import RunError
+from graft.federation.average_names import MEAN, Average
+from graft.federation.averaging import average
 from graft.tensors.randomness import index_tensor
-from graft.tensors.trees import Tree, check_message, count_bytes, flatten, map_tree, select_clients, weighted_mean
+from graft.tensors.trees import Tree, check_message, count_bytes, flatten, map_tree, select_clients
 
 if TYPE_CHECKING:
     from graft.federation.server import Server
+
+
+class ClientsAbsent(RunError):
+    """Says who of those that were asked did not answer, or not as they may: a round can go on without them."""
+
+    def __init__(self, reasons: Mapping[int, str], sentence: str, rewind: Callable[[], None] = lambda: None) -> None:
+        super().__init__(sentence)
+        self.reasons = reasons  # by client
+        self.rewind = rewind  # has the engine begin the round anew
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ class Replies:
         fields that are held where the clients are."""
         self.parts = parts
         self._held = held or {}
+        self._average = MEAN
 
     @cached_property
     def _arrived(self) -> list[int]:
@@ -73,10 +85,15 @@ class Replies:
 
     def mean(self, name: str, weights: Tensor) -> Any:
         """Returns the mean of a field over the clients, weighted by one number a client in client order; integer leaves
-        are the first client's."""
-        if name in self._held:
+        are the first client's. Where the experiment asks for another average, it is that."""
+        if name in self._held and not self._average.robust:
             return self._held[name].mean(weights)
-        return weighted_mean(self._field(name), weights)
+        return average(self._field(name), weights, self._average)
+
+    def averaged_by(self, how: Average) -> Replies:
+        """Returns these replies with another average in the place of the mean."""
+        self._average = how
+        return self
 
     def stacked(self) -> Any:
         """Returns whole replies, stacked in client order."""
@@ -123,7 +140,7 @@ class Mail:
     """What peers sent, and who hears whom."""
 
     senders: Sequence[int]
-    sent: Any  # stacked in the order of the senders
+    sent: Any  # stacked in the order of the senders; only what the recipients sent where each has a process of its own
     links: Tensor  # [recipients, senders], or [recipients, parts, senders] where parts travel apart; 0 is not heard
 
 
@@ -202,15 +219,22 @@ class Clients:
         members: Sequence[int],
         traffic: Traffic | None = None,
         turns: Counter[str] | None = None,
+        average: Average = MEAN,
     ) -> None:
         self.engine = engine
         self.round = round
         self.members = members
         self.traffic = Traffic() if traffic is None else traffic
         self._turns: Counter[str] = Counter() if turns is None else turns
+        self._average = average  # in the place of means
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @property
+    def here(self) -> Sequence[int] | None:
+        """Returns those whose steps run in this process, where peers each have one of their own."""
+        return getattr(self.engine, "here", None)
 
     @property
     def everyone(self) -> Clients:
@@ -223,7 +247,7 @@ class Clients:
         return self._with([client for client in self.members if client in chosen])
 
     def _with(self, members: Sequence[int]) -> Clients:
-        return Clients(self.engine, self.round, members, self.traffic, self._turns)
+        return Clients(self.engine, self.round, members, self.traffic, self._turns, self._average)
 
     def ask(self, step: Callable[..., Any], message: Any = None, each: Mapping[int, Any] | None = None) -> Replies:
         """Runs a step at the clients; `message` goes to all of them, `each` holds one message a client instead."""
@@ -241,7 +265,7 @@ class Clients:
         self.traffic.down += copies * sum(count_bytes(sent) for sent in messages)
         replies = self.engine.ask(Request(name, self.round, self.members, message, each, self.turn(name)))
         self.traffic.up += replies.bytes()
-        return replies
+        return replies.averaged_by(self._average)
 
     def turn(self, step: str) -> int:
         """Returns how often a step was run in this round before, and counts this time."""

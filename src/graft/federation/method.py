@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from graft.models.architecture import Model
 
 Step = TypeVar("Step", bound=Callable[..., Any])
+# Steps that every method has and that change nothing: they only tell how good models are, and how much data there is.
+SCORING = frozenset({"score", "score_shared", "measure", "measure_shared", "score_trained", "measure_trained", "count"})
 LinkRecord = dict[str, list[list[float]]]  # exchange -> (to, from, weight), with the part where parts travel apart
 
 
@@ -91,6 +93,9 @@ class Method:
     # where the clients are, sum them there, and forget them after the round. A class with a `round` or an `aggregate`
     # of its own declares its own; those of base classes do not count.
     averages: ClassVar[tuple[str, ...]] = ()
+    # Fields of replies, as "step/field", that the server only puts on record: where clients are organisations they stay
+    # with them, and the server reads NaN. They count for subclasses as those of `averages` do.
+    logged: ClassVar[tuple[str, ...]] = ()
     # What leaves a client, as "step/field": see `graft.federation.reveals`; declarations of base classes count, too,
     # unless None takes them back.
     reveals: ClassVar[Mapping[str, Reveals | None]] = {
@@ -103,11 +108,13 @@ class Method:
     }
 
     def __init_subclass__(cls) -> None:
-        """Takes the `averages` of base classes back where what reads them was replaced: it may need more than means."""
+        """Takes the `averages` and the `logged` of base classes back where what reads them was replaced: it may need
+        more than means, or than nothing."""
         super().__init_subclass__()
-        deciding = next(base for base in cls.__mro__ if {"averages", "round", "aggregate"} & vars(base).keys())
-        if "averages" not in vars(deciding):
-            cls.averages = ()
+        for name in ("averages", "logged"):
+            deciding = next(base for base in cls.__mro__ if {name, "round", "aggregate"} & vars(base).keys())
+            if name not in vars(deciding):
+                setattr(cls, name, ())
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -123,6 +130,11 @@ class Method:
     def place(self, federation: FederationData) -> Placement:
         """Returns the graphs to train on: every client's own, scored as they were before any perturbation."""
         return Placement(federation.clients, None if federation.clean is None else federation.clean.clients)
+
+    def rehearsals(self) -> Sequence[Method]:
+        """Returns methods whose messages, all together and within a few rounds on small graphs, have every form that
+        those of this one may have: itself, unless forms depend on data, or much of its work does not change them."""
+        return [self]
 
     def start_server(self, server: Server) -> None:
         """Sets the state that the server keeps; every field it will ever have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,7 +41,7 @@ class PeerMethod(Method):
         raise NotImplementedError
 
     def conduct(self, server: Server, clients: Clients, topology: Topology | None = None) -> LinkRecord:
-        peers = Peers(clients, server.seed, topology, server.rounds)
+        peers = Peers(clients, server.seed, topology, server.rounds, clients.here)
         self.round(peers)
         links, records = peers.close()
         server.record(**records)
@@ -155,8 +155,16 @@ class Exchange:
 class Peers:
     """The peers that take part in this round."""
 
-    def __init__(self, clients: Clients, seed: int, topology: Topology | None = None, rounds: int = 100) -> None:
-        """With `topology`, messages go along its links instead of those the method would choose."""
+    def __init__(
+        self,
+        clients: Clients,
+        seed: int,
+        topology: Topology | None = None,
+        rounds: int = 100,
+        here: Sequence[int] | None = None,
+    ) -> None:
+        """With `topology`, messages go along its links instead of those the method would choose; `here` are the members
+        whose steps run in this process, where not all of them do."""
         self._clients = clients
         self._seed = seed
         self._topology = topology
@@ -165,6 +173,7 @@ class Peers:
         self.round = clients.round
         self.rounds = rounds  # how many the run will have, for schedules
         self.members = list(clients.members)
+        self.here = self.members if here is None else [member for member in self.members if member in here]
         self.federation = len(clients.engine.members())  # how many peers there are in all
 
     def do(self, step: Callable[..., Any], **settings: float) -> None:
@@ -197,28 +206,28 @@ class Peers:
                 )
         part_bytes = sum(leaf[0].nbytes for _, leaf in flatten(sent)) // parts
         self._exchanges.append(Exchange(name, links, part_bytes, along is not None))
-        if along is not None and "model" in sent:
+        if along is not None and "model" in sent and self.here == self.members:
             self._records["disagreement"] = disagreement(sent["model"])
         self._keep(receive, turn, self._ask(receive, turn, Mail(self.members, sent, links)))
 
     def _ask(self, step: Callable[..., Any], turn: int, mail: Mail | None = None, message: Any = None) -> Replies:
-        request = Request(step.__name__, self.round, self.members, message, turn=turn, mail=mail)
+        request = Request(step.__name__, self.round, self.here, message, turn=turn, mail=mail)
         return self._clients.engine.ask(request)
 
     def _links(self, exchange: str, along: Links | None) -> Tensor:
-        peers = self.federation
+        peers, rows = self.federation, [self.members.index(member) for member in self.here]
         if along is None:
-            return torch.full((len(self.members), len(self.members)), 1 / len(self.members))
+            return torch.full((len(self.here), len(self.members)), 1 / len(self.members))
         if self._topology is not None:
             mixing = along.mixing if isinstance(along, Topology) else None
-            return self._topology.links(self.round, self.members, peers, self._seed, exchange, mixing)
+            return self._topology.links(self.round, self.members, peers, self._seed, exchange, mixing)[rows]
         if isinstance(along, Topology):
-            return along.links(self.round, self.members, peers, self._seed, exchange)
+            return along.links(self.round, self.members, peers, self._seed, exchange)[rows]
         links: Tensor = self._ask(along, self._clients.turn(along.__name__)).links
         if links.dim() not in (2, 3) or links.shape[-1] != peers:
             shape = tuple(links.shape[1:])
             raise TypeError(f"step '{along.__name__}' gives links {shape}; there must be one for each of {peers} peers")
-        return renormalise(links, self.members)
+        return renormalise(links, self.members, recipients=self.here)
 
     def _keep(self, step: Callable[..., Any], turn: int, replies: Replies) -> None:
         for path, leaf in flatten(replies.stacked()):
@@ -227,8 +236,8 @@ class Peers:
     def close(self) -> tuple[LinkRecord, dict[str, Any]]:
         """Ends the round: counts its bytes, and returns its links and whatever its steps returned for the record."""
         links: LinkRecord = {}
-        received, sent = (torch.zeros(len(self.members), dtype=torch.int64) for _ in range(2))
-        itself = torch.eye(len(self.members), dtype=torch.bool).unsqueeze(1)
+        received, sent = (torch.zeros(len(who), dtype=torch.int64) for who in (self.here, self.members))
+        itself = (torch.tensor(self.here).unsqueeze(1) == torch.tensor(self.members)).unsqueeze(1)
         for exchange in self._exchanges:
             whole = exchange.links.dim() == 2
             by_part = exchange.links.cpu().unsqueeze(1) if whole else exchange.links.cpu()
@@ -236,13 +245,14 @@ class Peers:
             self._clients.traffic.peer += int(heard.sum()) * exchange.part_bytes
             received += heard.sum((1, 2)) * exchange.part_bytes
             sent += heard.sum((0, 1)) * exchange.part_bytes
-            if exchange.recorded and whole and torch.equal(by_part[:, 0], by_part[:, 0].T):
+            everybody = self.here == self.members
+            if exchange.recorded and whole and everybody and torch.equal(by_part[:, 0], by_part[:, 0].T):
                 self._records["spectral_gap"] = spectral_gap(by_part[:, 0])
             if exchange.recorded:
                 positions = (by_part != 0).nonzero().tolist()
                 weights = by_part[by_part != 0].tolist()
                 links[exchange.name] = [
-                    [self.members[to], self.members[sender], weight, *([] if whole else [part])]
+                    [self.here[to], self.members[sender], weight, *([] if whole else [part])]
                     for (to, part, sender), weight in zip(positions, weights, strict=True)
                 ]
         self._records |= {"busiest_receiver_bytes": int(received.max()), "busiest_sender_bytes": int(sent.max())}

@@ -6,7 +6,7 @@ change with data that it does not name. An audit prints them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def declared(method: Any) -> dict[str, Reveals]:
     return {field: reveals for field, reveals in merged.items() if reveals is not None}
 
 
-def covering(table: Mapping[str, Reveals], field: str) -> str | None:
+def covering(table: Container[str], field: str) -> str | None:
     """Returns the key of a table that covers a field: its own, or the nearest branch that it is in."""
     while field not in table and "/" in field:
         field = field.rpartition("/")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from graft.errors import RunError
-from graft.federation.clients import Clients, Engine, Traffic
+from graft.federation.clients import Clients, ClientsAbsent, Engine, Traffic
 from graft.federation.evaluation import Losses, gather_losses
 from graft.federation.method import LinkRecord
 from graft.federation.metric_names import ACCURACY
@@ -32,6 +32,7 @@ class RoundFacts:
     loss_owners: list[tuple[str, int]]  # the step and the client of every loss
     details: dict[str, Any]  # what the method recorded; tensors of it are in `RoundOutcome.tensors.details`
     scored: list[int] | None = None  # whose models were scored, where not everybody's
+    absent: Mapping[int, str] = field(default_factory=dict)  # who did not take part although drawn, and why
 
 
 class RoundOutcome(NamedTuple):
@@ -81,21 +82,22 @@ class Session:
     def round(self, number: int, *, evaluate: bool = True) -> RoundOutcome:
         """Runs a round and, with `evaluate`, scores the models after it."""
         method, server = self.setup.method, self.server
-        members = self.participants(number)
-        scored = members if self.setup.on_demand else None
+        drawn = self.participants(number)
         server.begin(number)
 
         def run() -> tuple[Tree, RoundFacts]:
             traffic = Traffic()
-            links = method.conduct(server, Clients(self.engine, number, members, traffic), self.setup.topology)
+            links, absent = self._conduct(number, drawn, traffic)
+            members = [client for client in drawn if client not in absent]
             owners, losses = gather_losses(self.engine.losses(), self.setup.device)
             details = server.take_records()
             tensors = Tree({name: value for name, value in details.items() if isinstance(value, Tensor)})
-            correct = self.evaluate(number, scored) if evaluate else Tree()
-            results = Tree(losses=losses, details=tensors, correct=correct)
-            if evaluate and scored is not None:
-                results.counts = self._count(number, scored)
-            return results, RoundFacts(members, traffic, links, owners, details, scored if evaluate else None)
+            results, scored = Tree(losses=losses, details=tensors, correct=Tree()), None
+            if evaluate:
+                present = [client for client in self.engine.members() if client not in absent] if absent else None
+                scores, scored = self._score(number, members if self.setup.on_demand else present)
+                results |= scores
+            return results, RoundFacts(members, traffic, links, owners, details, scored, absent)
 
         outcome = RoundOutcome(*self.engine.execute(server, evaluate if method.capturable else None, run))
         diverged = outcome.losses.first_not_finite()
@@ -105,8 +107,48 @@ class Session:
                 f"The loss of client {self.setup.client_name(client)} is no longer a finite number in step '{step}' of "
                 f"{self.setup.name}, round {number}; a smaller learning_rate may help."
             )
-        measuring = evaluate and self.setup.metrics != ACCURACY
+        scored = outcome.facts.scored
+        measuring = evaluate and self.setup.metrics != ACCURACY and scored != []
         return outcome._replace(measured=self.measure(number, scored)) if measuring else outcome
+
+    def _conduct(self, number: int, drawn: Sequence[int], traffic: Traffic) -> tuple[LinkRecord, dict[int, str]]:
+        """Runs what the method does in a round; where clients are lost in it, all of it again without them."""
+        method, server, minimum = self.setup.method, self.server, self.setup.minimum
+        before = None if minimum is None else copy_tree(server.state)
+        absent: dict[int, str] = {}
+        while True:
+            present = [client for client in drawn if client not in absent]
+            try:
+                clients = Clients(self.engine, number, present, traffic, average=self.setup.average)
+                return method.conduct(server, clients, self.setup.topology), absent
+            except ClientsAbsent as lost:
+                absent |= lost.reasons
+                if before is None:
+                    raise
+                server.state, traffic.up, traffic.down, traffic.peer = copy_tree(before), 0, 0, 0
+                server.cache.clear()
+                server.take_records()
+                lost.rewind()
+                if len(drawn) - len(absent) < max(1, minimum or 1):
+                    raise ClientsAbsent(absent, str(lost)) from lost
+
+    def _score(self, number: int, clients: Sequence[int] | None) -> tuple[Tree, list[int] | None]:
+        """Returns the scores of all or some clients, with what they are divided by where not of all, and whose they
+        are: those of clients that do not answer, or keep their scores to themselves, are left out."""
+        while True:
+            try:
+                scores = Tree(correct=self.evaluate(number, clients))
+                if clients is None:
+                    return scores, None
+                scores.counts = self._count(number, clients)
+                return scores, list(clients)
+            except ClientsAbsent as lost:
+                if self.setup.minimum is None:
+                    raise
+                asked = self.engine.members() if clients is None else clients
+                clients = [client for client in asked if client not in lost.reasons]
+                if not clients:
+                    return Tree(), []
 
     def evaluate(self, number: int, clients: Sequence[int] | None = None) -> Tree:
         """Returns how many nodes of all or some clients are classified correctly, by every kind of model the method
@@ -165,3 +207,8 @@ class Session:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def copy_tree(tree: Tree) -> Tree:
+    """Returns a tree of its own memory."""
+    return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)

@@ -11,6 +11,7 @@ import torch
 
 from graft.data.graphs import Graph
 from graft.data.lazy_graphs import ClientGraphs
+from graft.federation.average_names import MEAN, Average
 from graft.federation.fleet import Call, Fleet, cached_call
 from graft.federation.labels import build_batches, build_data
 from graft.federation.method import Method
@@ -39,6 +40,7 @@ class Setup:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     participation: float = 1.0
+    average: Average = MEAN  # that servers take over clients
     scoring: Sequence[Graph] | None = None  # the graphs that models are scored on, where they train on others
     capture: bool = True  # on a GPU, capture rounds and steps as CUDA graphs
     topology: Topology | None = None  # along which peers exchange, instead of what their method would choose
@@ -53,6 +55,7 @@ class Setup:
     names: tuple[str, ...] | None = None  # of the clients, for messages to people; None: their numbers
     metrics: tuple[str, ...] = ACCURACY  # that models are measured by; the first picks the best round
     positive: int | None = None  # the class that some metrics are of; of two classes it is else the second
+    minimum: int | None = None  # clients that a round needs when others are absent; None: all, or the run ends
 
     @property
     def clients(self) -> list[int]:

@@ -80,15 +80,20 @@ class Topology:
         return torch.from_numpy(MIXINGS[mixing](heard[np.ix_(members, members)]))
 
 
-def renormalise(weights: Tensor, members: list[int], total: float | None = None) -> Tensor:
-    """Returns links [members, ..., peers] restricted to the members, which take over the weight of absent peers.
+def renormalise(
+    weights: Tensor, members: list[int], total: float | None = None, recipients: list[int] | None = None
+) -> Tensor:
+    """Returns links [recipients, ..., peers] restricted to the members, which take over the weight of absent peers.
 
-    Rows sum to what they did, or to `total`. A peer that hears nobody at all hears itself.
+    Recipients are the members unless given. Rows sum to what they did, or to `total`. A peer that hears nobody at all
+    hears itself.
     """
     present = weights[..., members]
     after = present.sum(-1, keepdim=True)
     before = weights.sum(-1, keepdim=True) if total is None else torch.full_like(after, total)
-    alone = torch.eye(len(members)).to(present).view(len(members), *[1] * (present.dim() - 2), len(members))
+    rows = torch.tensor(members if recipients is None else recipients)
+    alone = (rows.unsqueeze(1) == torch.tensor(members)).to(present)
+    alone = alone.view(len(rows), *[1] * (present.dim() - 2), len(members))
     return torch.where(after > 0, present * (before / after), alone)
 
 

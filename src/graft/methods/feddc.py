@@ -45,6 +45,7 @@ class FedDC(FedAvg):
         "train/drift_norm": Reveals("norm of the sum of the client's updates so far"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/model", "train/change")
+    logged: ClassVar[tuple[str, ...]] = ("train/drift_norm",)
 
     # Weight of the pull towards the received model less the client's drift.
     alpha: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 0.1

@@ -4,8 +4,8 @@ learning for data and model heterogeneity in federated learning. AAAI 2024."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -37,6 +37,10 @@ class FedTGP(PrototypeMethod):
     # Learning rate of Adam on the server.
     server_learning_rate: Annotated[float, Gt(0), Search(1e-3, 0.1, log=True)] = 0.01
     hidden: Annotated[int, Ge(0)] = 0  # hidden width of the network that makes prototypes; 0: that of embeddings
+
+    def rehearsals(self) -> Sequence[FedTGP]:
+        """Returns it with a single epoch at the server, which changes no form."""
+        return [replace(self, server_epochs=min(self.server_epochs, 1))]
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)

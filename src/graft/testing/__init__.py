@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graft.testing import averages, capture, contract, leaks, wire
+from graft.testing import averages, capture, contract, leaks, logged, wire
 from graft.testing.claim import Claim, ContractError, MethodLike, as_method
 
 __all__ = ["ContractError", "check_method", "claims"]
@@ -15,6 +15,7 @@ CLAIMS = (
     contract.a_fleet_equals_its_clients_one_by_one,
     wire.in_process_equals_messages_as_bytes,
     averages.averaged_fields_are_read_as_means_alone,
+    logged.logged_fields_are_only_put_on_record,
     contract.resumed_equals_unbroken,
     contract.clients_that_are_not_asked_keep_their_state,
     contract.messages_are_trees,

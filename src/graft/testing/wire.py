@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from graft.engines.envelopes import ANSWER, REQUEST, StepRequest, unseal
 from graft.engines.loopback import Loopback
 from graft.engines.messages import unpack
 from graft.federation.clients import Traffic
@@ -46,44 +47,26 @@ class CountingLoopback(Loopback):
         super().__init__(setup)
         self._traffic = Traffic()
         self._between_peers = False
-        counted: Any = {client: CountedPipe(pipe, client, self) for client, pipe in self._pipes.items()}
-        self._pipes = counted
+        self.pipes.watch = self.weigh
 
-    def sent(self, client: int, data: bytes) -> None:
-        head, message = unpack(data)
-        if head["do"] != "step":
+    def weigh(self, client: str, data: bytes, sent: bool) -> None:
+        if not sent:
+            body = unseal(data, ANSWER)[1]
+            self._traffic.up += payload(body) if body else 0
             return
+        request, body = unseal(data, REQUEST)
+        if not isinstance(request, StepRequest):
+            return
+        _, message = unpack(body)
         if isinstance(message, dict) and message.keys() == {"sent", "links", "senders"}:
             self._between_peers = True
-            self._traffic.peer += heard_bytes(message, client)
+            self._traffic.peer += heard_bytes(message, int(client))
         else:
-            self._traffic.down += payload(data)
-
-    def received(self, data: bytes) -> None:
-        self._traffic.up += payload(data)
+            self._traffic.down += payload(body)
 
     def counted(self) -> Traffic:
         """Returns the traffic so far; where peers exchange, what goes through here in between is nobody's message."""
         return Traffic(peer=self._traffic.peer) if self._between_peers else replace(self._traffic)
-
-
-class CountedPipe:
-    """A pipe that shows what goes through it."""
-
-    def __init__(self, pipe: Any, client: int, engine: CountingLoopback) -> None:
-        self._pipe, self._client, self._engine = pipe, client, engine
-
-    def send_bytes(self, data: bytes) -> None:
-        self._engine.sent(self._client, data)
-        self._pipe.send_bytes(data)
-
-    def recv_bytes(self) -> bytes:
-        data: bytes = self._pipe.recv_bytes()
-        self._engine.received(data)
-        return data
-
-    def close(self) -> None:
-        self._pipe.close()
 
 
 def payload(data: bytes) -> int:

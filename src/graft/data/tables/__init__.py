@@ -14,15 +14,18 @@ from graft.data.tables.problems import TableError as TableError
 from graft.errors import InputError
 
 
-def read_table(files: ClientFiles, schema: Schema | None = None, name: str = "table") -> NodeTable:
-    """Returns the nodes and edges of two tables, typed but not encoded; what the schema leaves open is inferred."""
+def read_table(
+    files: ClientFiles, schema: Schema | None = None, name: str = "table", declared_only: bool = False
+) -> NodeTable:
+    """Returns the nodes and edges of two tables, typed but not encoded; what the schema leaves open is inferred, or
+    with `declared_only` left out."""
     try:
         import polars  # noqa: F401
     except ImportError as error:
         raise InputError(f"Tables such as {files} are read by polars, which is missing: pip install polars.") from error
     from graft.data.tables.reading import read
 
-    return read(files, schema or Schema(), name)
+    return read(files, schema or Schema(), name, declared_only)
 
 
 def read_tables(folder: Path) -> Graph:

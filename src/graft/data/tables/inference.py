@@ -90,7 +90,8 @@ def _check_declared(schema: Schema, nodes: Sheet, edges: Sheet, problems: Proble
     declared = [(nodes, key, name) for key, name in of_nodes.items()]
     declared += [(edges, key, name) for key, name in of_edges.items()]
     for kind in ("numeric", "log", "categorical", "date"):
-        declared += [(nodes, kind, name) for name in getattr(schema, kind)]
+        named = [name for name in getattr(schema, kind) if kind != "log" or name not in schema.numeric]
+        declared += [(nodes, kind, name) for name in named]
     for sheet, key, name in declared:
         if name is not None and name not in sheet.columns:
             problems.add(

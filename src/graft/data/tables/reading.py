@@ -26,8 +26,11 @@ MOST_CLASSES = 1000
 LONGEST_ID = 256  # letters
 
 
-def read(files: ClientFiles, schema: Schema, name: str) -> NodeTable:
-    """Returns the tables of a client; raises one `TableError` with all that is wrong."""
+def read(files: ClientFiles, schema: Schema, name: str, declared_only: bool = False) -> NodeTable:
+    """Returns the tables of a client; raises one `TableError` with all that is wrong.
+
+    With `declared_only` no column of nodes becomes a feature that the schema does not name.
+    """
     problems, notes = Problems(), list[str]()
     nodes, edges = read_sheets(files, schema, problems)
     rows_lost = problems.count > 0  # of nodes, perhaps: edges to them would be problems only because of that
@@ -37,6 +40,8 @@ def read(files: ClientFiles, schema: Schema, name: str) -> NodeTable:
     resolved = resolve(schema, nodes, edges, problems, notes) if nodes is not None and edges is not None else None
     if nodes is None or edges is None or resolved is None:
         raise TableError(problems.listed, problems.count)
+    if declared_only:
+        resolved = _without_undeclared(resolved, nodes, notes)
     notes += nodes.notes + edges.notes
     ids = _read_ids(nodes, resolved, problems)
     columns = read_columns(nodes, resolved, problems)
@@ -64,6 +69,15 @@ def read(files: ClientFiles, schema: Schema, name: str) -> NodeTable:
         edge_list.unknown,
         tuple(notes),
     )
+
+
+def _without_undeclared(schema: Schema, nodes: Sheet, notes: list[str]) -> Schema:
+    """Returns the schema with all columns that it does not name ignored, whatever they hold."""
+    reserved = (schema.id, schema.label, schema.split, schema.time)
+    undeclared = tuple(name for name in nodes.columns if schema.kind_of(name) is None and name not in reserved)
+    if undeclared:
+        notes.append(f"{nodes.path}: {', '.join(undeclared)} not used; the schema does not name them")
+    return replace(schema, ignore=(*schema.ignore, *undeclared))
 
 
 def _read_ids(nodes: Sheet, schema: Schema, problems: Problems) -> pl.Series:

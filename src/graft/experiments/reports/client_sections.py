@@ -78,8 +78,8 @@ def client_table(rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> Tab
         [
             Cell(str(row["client"])),
             Cell(row["model"]),
-            Cell(f"{row['nodes']:,}", row["nodes"]),
-            Cell(f"{row['edges']:,}", row["edges"]),
+            count_cell(row["nodes"]),
+            count_cell(row["edges"]),
             *(metric_cell(name, row.get("metrics", {}).get(name, {}).get("test")) for name in metrics),
             metric_cell("accuracy", row["validation"]),
             metric_cell("accuracy", row["test"]),
@@ -89,6 +89,11 @@ def client_table(rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> Tab
     accuracies = ("validation", "test") if not metrics else ("validation accuracy", "test accuracy")
     head = ("client", "model", "nodes", "edges", *(f"test {METRICS[name].title}" for name in metrics), *accuracies)
     return Table(head, table, words=2, note=note)
+
+
+def count_cell(count: int | None) -> Cell:
+    """Returns how many there are, as far as it is known: a server between organisations is not told."""
+    return Cell("-" if count is None else f"{count:,}", count)
 
 
 def metric_cell(metric: str, value: float | None) -> Cell:

@@ -54,10 +54,11 @@ class FedGKC(Method):
         "train/size": NODES,
         "train/strength": Reveals("mean confidence of the copilot over the client's nodes"),
         "train/clarity": Reveals("mean margin of its predictions, less their similarity to those of neighbours"),
-        "train/knowledge": Reveals("sum of the two"),
+        "train/knowledge": Reveals("knowledge of the copilot: the sum of its strength and clarity"),
         "train/terms": Reveals("terms of the client's last training losses"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/copilot",)
+    logged: ClassVar[tuple[str, ...]] = ("train/strength", "train/clarity", "train/terms")
 
     copilot: str = "gcn"  # architecture of the travelling model
     alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.8  # weight of the labels in both losses

@@ -18,6 +18,8 @@ from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack, 
 from graft.training.losses import divergence, mean_over
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from graft.federation.clients import Clients
@@ -54,6 +56,15 @@ class FedKD(Method):
     # Share of a matrix's squared singular values that its factors keep in the last round; linear in between.
     energy_end: Annotated[float, Gt(0), Le(1)] = 0.98
     weighting: Literal["uniform", "by_weight"] = "uniform"  # updates count alike, or by the experiment's weight_by
+
+    def rehearsals(self) -> Sequence[FedKD]:
+        """Returns it with factors of few and of all singular values, and with matrices as they are: which of them is
+        sent depends on the update."""
+        if not self.compress:
+            return [self]
+        rising = replace(self, energy_start=0.01, energy_end=1.0)
+        falling = replace(self, energy_start=1.0, energy_end=0.01)
+        return [self, rising, falling, replace(self, compress=False)]
 
     def start_server(self, server: Server) -> None:
         server.state.mentee = server.initial(server.architecture(self.mentee))

@@ -3,7 +3,7 @@ NeurIPS 2021."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_not
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -34,6 +34,8 @@ from graft.tensors.trees import Tree, Weights, map_tree
 from graft.training.optimizers import Training
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
@@ -64,6 +66,7 @@ class FedSagePlus(FedAvg):
         "mend/generated": Reveals("number of neighbours that its generator makes for all of its nodes"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/model",)
+    logged: ClassVar[tuple[str, ...]] = ("mend/generated",)
 
     # Share of the validation nodes that are hidden for the generator to learn from; 0 mends nothing, as FedSage.
     hidden: Annotated[float, Ge(0), Le(1), Search(0.2, 0.8)] = 0.5
@@ -84,6 +87,11 @@ class FedSagePlus(FedAvg):
     # Learning rate of the generator.
     generator_learning_rate: Annotated[float, Gt(0), Search(1e-4, 1e-2, log=True)] = 1e-3
     generator_weight_decay: Annotated[float, Ge(0)] = 1e-4  # weight decay of the generator
+
+    def rehearsals(self) -> Sequence[FedSagePlus]:
+        """Returns it with a small generator of a few epochs: nothing of it is sent."""
+        few, shared = min(self.generator_epochs, 1), min(self.shared_epochs, 2)
+        return [replace(self, encoder_width=4, latent=4, rank=4, generator_epochs=few, shared_epochs=shared)]
 
     def start_server(self, server: Server) -> None:
         super().start_server(server)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.errors import InputError
-from graft.federation.method import step
+from graft.federation.method import Method, step
 from graft.federation.plug import Plug, aggregated, replace_aggregated
 from graft.federation.reveals import NODES, Reveals
 from graft.fields import Search
@@ -28,6 +28,8 @@ from graft.training.loop import Part, fit
 from graft.training.optimizers import Training, start_adam
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
@@ -107,6 +109,11 @@ class Distillation(Plug):
                 "distil_on = real shows the server every client's features and edges, and none of their labels: it "
                 "needs reveal_data = true and reliability = equal."
             )
+
+    def rehearsals(self) -> Sequence[Method]:
+        """Returns it and its host with few steps at the server, which change no form."""
+        few = {name: min(getattr(self, name), 1) for name in ("iterations", "generator_steps", "student_steps")}
+        return [replace(method, **few) for method in super().rehearsals()]
 
     def start_plug(self, server: Server) -> None:
         clients, device = server.clients, server.device

@@ -1,0 +1,143 @@
+"""What a client keeps while it is not known yet whether a round counts: it can go on after it, or back to before it.
+
+A server that loses somebody in the middle of a round does the round again without; one that was killed does it again
+when it is back. It says with every request after which round this client's work counted last, and so both sides agree
+however either of them was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft.engines.messages import DamagedMessage, pack, unpack
+from graft.errors import InputError
+from graft.files import explained, write_bytes
+from graft.tensors.trees import Tree, flatten, map_tree
+
+COMMITTED, PENDING = "committed", "pending"  # names of files
+
+
+class StateMissing(ValueError):
+    """Says that a client does not have its state after the round that a server names."""
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round that a client works in, and the last request that changed something in it."""
+
+    round: int
+    attempt: str  # how often this round was begun, and by which process of the server's
+    request: str = ""  # what it was known by
+
+
+class KeptState:
+    """The state of one client: as it was after the last round that counted, and as it is in a round that is open."""
+
+    def __init__(self, state: Tree, folder: Path | None = None, on_commit: Callable[[int], None] | None = None) -> None:
+        """`state` is the tree that steps change; with a folder everything is on the disk before anybody hears of it."""
+        self.state = state
+        self.committed = 0  # the last round that counted
+        self.open: OpenRound | None = None
+        self.answer = b""  # to the last request
+        self._before = copied(state)
+        self._folder = folder
+        self._on_commit = on_commit
+        if folder is not None:
+            self._load(folder)
+
+    def enter(self, round: int, after: int, attempt: str) -> None:
+        """Goes on in a round, or begins it with the state after another one."""
+        if self.open is not None and (self.open.round, self.open.attempt) == (round, attempt):
+            return
+        self.settle(after)
+        self.open = OpenRound(round, attempt)
+
+    def visit(self, round: int, after: int, attempt: str) -> None:
+        """Makes the state what it is at this point of a round, for a step that changes nothing."""
+        if self.open is None or (self.open.round, self.open.attempt) != (round, attempt):
+            self.settle(after)
+
+    def settle(self, after: int) -> None:
+        """Keeps what was done in the open round if that is the last one that counted, and forgets it otherwise."""
+        if self.open is not None and self.open.round == after:
+            self._commit()
+        elif self.open is not None:
+            self._replace(copied(self._before))
+            self._close()
+        if self.committed != after:
+            raise StateMissing(f"its state is that after round {self.committed}, not {after}")
+
+    def save(self, request: str, answer: bytes) -> None:
+        """Puts what the open round has made so far where it is safe, before the answer to a request leaves."""
+        assert self.open is not None
+        self.open, self.answer = OpenRound(self.open.round, self.open.attempt, request), answer
+        if self._folder is not None:
+            stored = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
+            write_state(self._folder / PENDING, Tree(state=self.state, answer=stored), **asdict(self.open))
+
+    def start_from(self, state: Tree, round: int) -> None:
+        """Takes a state of before in the place of everything."""
+        self._replace(copied(state))
+        self._before, self.committed = copied(state), round
+        self._close()
+
+    def _commit(self) -> None:
+        assert self.open is not None
+        if self._on_commit is not None:
+            self._on_commit(self.open.round)
+        self._before, self.committed = copied(self.state), self.open.round
+        if self._folder is not None:
+            write_state(self._folder / COMMITTED, Tree(state=self.state), round=self.committed)
+        self._close()
+
+    def _close(self) -> None:
+        self.open, self.answer = None, b""
+        if self._folder is not None:
+            (self._folder / PENDING).unlink(missing_ok=True)
+
+    def _replace(self, state: Tree) -> None:
+        self.state.clear()
+        self.state.update(state)
+
+    def _load(self, folder: Path) -> None:
+        """Goes on from what a folder holds; a new one is given the state to begin with."""
+        with explained(f"{folder} cannot be used", InputError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / COMMITTED).exists():
+                write_state(folder / COMMITTED, Tree(state=self.state), round=0)
+                return
+            pending = folder / PENDING
+            opened = self._read(pending) if pending.exists() else None
+            head, tree = self._read(folder / COMMITTED)
+            self._replace(tree.state)
+            self._before, self.committed = copied(tree.state), head["round"]
+            if opened is not None and opened[0]["round"] != self.committed:
+                head, tree = opened
+                self._replace(tree.state)
+                self.open, self.answer = OpenRound(**head), bytes(tree.answer.numpy())
+            else:  # it was stopped between two files
+                pending.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], Tree]:
+        """Returns what a file of a state holds, which must be one of this method and this model."""
+        try:
+            head, tree = unpack(path.read_bytes())
+        except DamagedMessage as error:
+            raise InputError(f"{path} is damaged: {error}.") from error
+        shapes = {name: leaf.shape for name, leaf in flatten(tree.state)}
+        if any(shapes.get(name) != leaf.shape for name, leaf in flatten(self.state)):
+            raise InputError(f"{path} is not a state of this method and this model.")
+        return head, tree
+
+
+def write_state(path: Path, tree: Tree, **head: object) -> None:
+    write_bytes(path, pack(dict(head), tree))
+
+
+def copied(state: Tree) -> Tree:
+    return map_tree(torch.clone, state)

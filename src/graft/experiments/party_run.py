@@ -1,0 +1,218 @@
+"""The run of a party: looks at what a server offers, approves it or not, answers its requests, and ends with a model of
+its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graft.data.party import PartyData, read_party
+from graft.engines.party import Party, Terms
+from graft.engines.policy import Policy
+from graft.engines.wire import Handler, Node, Patience
+from graft.errors import InputError, RunError
+from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks
+from graft.experiments.checkpoints import write_sealed
+from graft.experiments.consent import ConsentSheet, consent_hash, consent_json, consent_sheet
+from graft.experiments.federation_file import FederationFile
+from graft.experiments.own_rounds import OwnRecord
+from graft.experiments.parties_setup import Device, forms_of, own_experiment, own_setup, state_folder
+from graft.experiments.result import Result
+from graft.experiments.run_directory import RunDirectory
+from graft.experiments.serving import FILE, FORMAT, FederationRecord, read_record
+from graft.experiments.welcome import (
+    OFFER,
+    WELCOME,
+    Hello,
+    Leave,
+    Offer,
+    ask_server,
+    join_server,
+    read_offer,
+    wait_for_offer,
+)
+from graft.files import explained
+
+log = logging.getLogger(__name__)
+CONSENT = "consent.json"
+POLL_SECONDS = 1.0  # between looks at whether the server still knows us
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a party brings, and what it lets out."""
+
+    name: str
+    data: Any  # a folder, a file, a graph
+    model: str | None = None
+    device: Device = "cpu"
+    policy: Policy = field(default_factory=Policy)
+    reach_within: float = 600.0  # seconds in which the server must be there
+    return_within: float = 3600.0  # seconds that a server which is gone has to come back
+
+
+class Ended(NamedTuple):
+    """How it ended."""
+
+    reason: str  # empty: all rounds were run
+
+
+class Reception:
+    """What answers requests while a party gets ready, and then the party itself."""
+
+    def __init__(self) -> None:
+        self.handler: Handler | None = None
+        self.server = ""
+
+    def handle(self, sender: str, data: bytes) -> bytes:
+        if self.handler is None:
+            raise RunError(f"{sender} asks before this party has joined")
+        return self.handler(sender, data)
+
+
+def join(
+    joining: Joining,
+    server: str,
+    out: Path,
+    open_node: Callable[[Handler], Node],
+    approve: Callable[[ConsentSheet], bool],
+    *,
+    file: FederationFile | None = None,
+    callbacks: Callbacks = (),
+) -> Result:
+    """Takes part in the federation of a server until its end, and returns the party's own result.
+
+    `approve` is shown what will leave. With `file`, the party's own copy of the federation's file, nothing else is
+    joined. A folder in which this party was before is gone on with.
+    """
+    heard, reception = AllCallbacks(callbacks), Reception()
+    with ExitStack() as stack:
+        stack.callback(heard.close)
+        directory = RunDirectory(out)
+        known = (out / FILE).is_file()
+        stack.enter_context(directory.lock() if known else directory.claim(False))
+        heard.on_phase("reaching the server")
+        node = stack.enter_context(closing(open_node(reception.handle)))
+        offer = wait_for_offer(node, server, joining.reach_within)
+        agreed = file or read_offer(offer, server)[0]
+        run = PartyRun(joining, server, out, node, heard, offer, agreed)
+        run.prepare(approve, known=known)
+        reception.handler = run.party.handle
+        return run.take_part()
+
+
+class PartyRun:
+    """A party between its approval and its result."""
+
+    def __init__(
+        self,
+        joining: Joining,
+        server: str,
+        out: Path,
+        node: Node,
+        callbacks: Callback,
+        offer: Offer,
+        file: FederationFile,
+    ) -> None:
+        self.joining, self.server, self.out, self.node, self.callbacks = joining, server, out, node, callbacks
+        self.offer, self.file = offer, file
+        self.ended: Ended | None = None
+        self._done = threading.Event()
+        self.data: PartyData
+        self.party: Party
+        self.record: OwnRecord
+
+    def prepare(self, approve: Callable[[ConsentSheet], bool], *, known: bool) -> None:
+        """Reads the data, has everything approved, and gets ready to answer."""
+        file, joining = self.file, self.joining
+        number = file.number(joining.name)
+        if self.server != file.server:
+            raise InputError(f"The server of federation '{file.name}' is {file.server}, not {self.server}.")
+        self.callbacks.on_phase("reading data")
+        self.data = read_party(joining.data, file.agreement, joining.name, number)
+        experiment = own_experiment(file, joining.model, joining.device)
+        federation = self.data.federation()
+        setup = own_setup(file, experiment, number, federation)
+        self.callbacks.on_phase("rehearsing")
+        forms = forms_of(file, [setup.models[0]])
+        sheet = consent_sheet(
+            file.method,
+            setup.name,
+            forms,
+            rounds=file.experiment.rounds,
+            facts={"federation": file.name, "server": file.server, "parties": len(file.parties)},
+        )
+        self._approve(sheet, approve)
+        if not known:
+            began = FederationRecord(FORMAT, self.offer.run, file.hash, list(file.parties))
+            write_sealed(self.out / FILE, asdict(began))
+        elif read_record(self.out, file).run != self.offer.run:
+            raise InputError(
+                f"{self.out} is of an earlier run of federation '{file.name}', and the server began another: give "
+                f"another folder."
+            )
+        folder = state_folder(self.out)
+        terms = Terms(file.server, self.offer.run, file.experiment.rounds, forms)
+        with explained(f"{folder} cannot be written", InputError):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.party = Party(setup, terms, joining.policy, folder, on_commit=self._committed, on_end=self._end)
+        self.record = OwnRecord(self.out, experiment, federation, setup, self.party.fleet, self.callbacks)
+
+    def _approve(self, sheet: ConsentSheet, approve: Callable[[ConsentSheet], bool]) -> None:
+        """Has the sheet approved, unless the very same was before; what was approved is kept."""
+        path, hash_of_sheet = self.out / CONSENT, consent_hash(sheet)
+        if path.is_file():
+            with explained(f"{path} cannot be read", InputError):
+                if json.loads(path.read_text()).get("hash") == hash_of_sheet:
+                    return
+        if not approve(sheet):
+            raise InputError("Not approved: nothing was sent, and the federation goes on without this party.")
+        with explained(f"{path} cannot be written", InputError):
+            path.write_text(json.dumps({"hash": hash_of_sheet, **consent_json(sheet)}, indent=1) + "\n")
+
+    def take_part(self) -> Result:
+        """Answers until the server says that there are no more rounds; comes again to a server that was gone."""
+        join_server(self.node, self.server, self.offer, self.file, self.data.facts)
+        self.callbacks.on_phase("training")
+        gone: float | None = None
+        hello = Hello(self.offer.protocol, self.offer.graft)
+        try:
+            while not self._done.wait(POLL_SECONDS):
+                if self.server in self.node.present():
+                    offer = ask_server(self.node, self.server, hello, OFFER, Patience(5))
+                    if isinstance(offer, Offer):
+                        gone = None
+                        self._come_again(offer)
+                        continue
+                gone = time.monotonic() if gone is None else gone
+                if time.monotonic() - gone > self.joining.return_within:
+                    raise RunError(f"The server {self.server} was gone for {self.joining.return_within:g} s.")
+        except KeyboardInterrupt:
+            ask_server(self.node, self.server, Leave(self.offer.run), WELCOME, Patience(2))
+            raise
+        self.callbacks.on_phase("writing")
+        with self.party.at_rest:
+            return self.record.finish()
+
+    def _come_again(self, offer: Offer) -> None:
+        """Joins a server that was started anew; one of another run is left alone."""
+        if offer.run != self.offer.run:
+            raise RunError(f"The server {self.server} began another run, so this one is over.")
+        if offer.ended:
+            self._done.set()
+        elif not offer.joined:
+            join_server(self.node, self.server, self.offer, self.file, self.data.facts)
+
+    def _committed(self, round: int, losses: Mapping[str, float | None], traffic: Any) -> None:
+        self.record.add(round, losses, traffic)
+
+    def _end(self, reason: str) -> None:
+        self.ended = Ended(reason)
+        self._done.set()
