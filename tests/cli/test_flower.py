@@ -1,5 +1,6 @@
 """`graft flower app`: the folder that Flower is given."""
 
+import json
 import tomllib
 
 import pytest
@@ -7,7 +8,9 @@ from typer.testing import CliRunner
 
 from graft.cli import app
 
-FEDERATION = 'name = "banks"\nserver = "hub"\nparties = ["bank_a", "bank_b"]\nmethod = "fedavg"\n'
+NAMES = 'name = "banks"\nserver = "hub"\naddress = "127.0.0.1:8000"\n'
+DATA = "classes = 10\nfeatures = 64\n"
+FEDERATION = f'{NAMES}parties = ["bank_a", "bank_b"]\n{DATA}[experiment]\nmethod = "fedavg"\n'
 
 
 @pytest.fixture
@@ -51,16 +54,20 @@ def test_nothing_is_overwritten(here):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("name =", "cannot be read as a federation's file"),
-        ('name = "banks"\nserver = "hub"\n', "should have name, server, and parties"),
-        ('server = "hub"\nparties = ["bank a"]\n', "'bank a' is no such name"),
-        ('server = "hub"\nparties = ["../hub"]\n', "'../hub' is no such name"),
-        ('server = "hub"\nparties = ["bank_a", "bank_a"]\n', "each used once"),
-        ('server = "hub"\nparties = ["hub"]\n', "each used once"),
+        ("name =", "is not a readable TOML file"),
+        (NAMES + DATA, "parties is missing"),
+        (f'{NAMES}parties = ["bank a", "bank_b"]\n{DATA}', "is 'bank a'"),
+        (f'{NAMES}parties = ["../hub", "bank_b"]\n{DATA}', "is '../hub'"),
+        (f'{NAMES}parties = ["bank_a", "bank_a"]\n{DATA}', "need names of their own"),
+        (f'{NAMES}parties = ["hub", "bank_b"]\n{DATA}', "need names of their own"),
+        (
+            f'name = "banks"\n{DATA}[peers]\na = "127.0.0.1:1"\nb = "127.0.0.1:2"\n[experiment]\nmethod = "dfed_sst"\n',
+            "has no server, and Flower carries none without one",
+        ),
     ],
-    ids=["no TOML", "no parties", "a space", "a path", "twice", "the server"],
+    ids=["no TOML", "no parties", "a space", "a path", "twice", "the server", "peers"],
 )
-def test_a_file_that_names_nobody_or_somebody_twice_is_refused(here, content, text):
+def test_a_file_of_which_flower_can_carry_nothing_is_refused(here, content, text):
     (here / "federation.toml").write_text(content)
     status, said = flower_app("banks")
     assert (status, text in said) == (2, True), said
@@ -71,4 +78,47 @@ def test_a_file_that_names_nobody_or_somebody_twice_is_refused(here, content, te
 def test_a_missing_file_is_refused():
     status, text = flower_app("banks", "--federation", "none.toml")
     assert status == 2
-    assert "none.toml cannot be read as a federation's file" in text
+    assert "There is no federation file none.toml" in text
+
+
+def flower_party(*words):
+    result = CliRunner().invoke(app, ["flower", "party", "federation.toml", "--out", "folder", *words])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_party_sees_what_will_leave_and_its_folder_says_where_its_data_are(here, monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    status, said = flower_party("--as", "bank_b", "--data", "digits#1/2", "--approve", "--scores", "never")
+    assert status == 0, said
+    assert "model" in said
+    assert "bank_b takes part in banks" in said
+    record = json.loads((here / "folder" / "party.json").read_text())
+    assert (record["name"], record["data"], record["policy"]["scores"]) == ("bank_b", "digits#1/2", "never")
+    assert json.loads(record["federation"])["parties"] == ["bank_a", "bank_b"]
+    assert (here / "folder" / "consent.json").is_file()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--as", "bank_b", "--data", "digits#1/2"], "Nobody is here to approve of that"),
+        (["--as", "bank_z", "--data", "digits#1/2", "--approve"], "'bank_z' is no party of federation 'banks'"),
+        (["--as", "bank_a", "--data", "nowhere", "--approve"], "nowhere"),
+        (["--as", "bank_a", "--data", "digits#0/2", "--model", "gat", "--approve"], "one architecture for all"),
+    ],
+    ids=["not approved", "a stranger", "no data", "another model"],
+)
+def test_a_party_that_does_not_fit_or_does_not_approve_has_no_folder_that_answers(here, words, text):
+    status, said = flower_party(*words)
+    assert (status, text in said) == (2, True), said
+    assert not (here / "folder" / "party.json").exists()
+
+
+def test_a_folder_of_something_else_or_of_a_run_that_has_begun_is_left_alone(here):
+    (here / "folder").mkdir()
+    (here / "folder" / "mine").write_text("")
+    words = "--as", "bank_a", "--data", "digits#0/2", "--approve"
+    assert "folder is not empty" in flower_party(*words)[1]
+    (here / "folder" / "mine").rename(here / "folder" / "federation.json")
+    assert "is of a run that has begun" in flower_party(*words)[1]

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +15,11 @@ from tests.engines import flower_processes as processes
 flwr = pytest.importorskip("flwr", reason="Flower is not installed: pip install 'graft-fgl[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict  # noqa: E402
-from flwr.serverapp import Grid  # noqa: E402
 
 from graft.engines import flower  # noqa: E402
-from graft.engines.flower import FlowerNode, NotAnAnswer, client_app, place_of, server_app, unwrap, wrap  # noqa: E402
+from graft.engines.flower import FlowerNode, NotAnAnswer, place_of, server_app, unwrap, wrap  # noqa: E402
+from tests.engines.flower_grid import COUNTING, PARTIES, FakeGrid, let_messages_be_made  # noqa: E402
 
-PARTIES = ["bank_a", "bank_b", "bank_c"]
-COUNTING = "tests.engines.flower_parties:open_counting"
 SOON = Patience(0.3)
 OF_NUMPY = Array("float32", (1,), "numpy.ndarray", b"")
 
@@ -32,67 +29,9 @@ def echo(sender, count, data):
     return f"{sender} {count} ".encode() + data[:100] + len(data).to_bytes(8, "little")
 
 
-class FakeGrid(Grid):
-    """A grid that hands messages of Flower's own class to client apps in this process."""
-
-    def __init__(self, folder, names=PARTIES, registered=True):
-        self.node_configs, self.registered, self.pushed, self.replies = {}, {}, [], {}
-        self.online = set()
-        for number, name in enumerate(names):
-            node = 900 - number  # in another order than names
-            (folder / name).mkdir(exist_ok=True)
-            config = {"name": name, "folder": str(folder / name), "open-party": COUNTING}
-            self.add(node, name if registered else "", config)
-        self.instead = {}  # of nodes: what is done instead of asking the client app
-
-    def add(self, node, registered, config):
-        self.node_configs[node], self.registered[node] = config, registered
-        self.online.add(node)
-
-    def set_run(self, run):
-        raise NotImplementedError
-
-    run = None
-
-    def create_message(self, *arguments, **options):
-        raise NotImplementedError
-
-    def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
-
-    def get_nodes(self):
-        return [SimpleNamespace(node_id=node, name=self.registered[node]) for node in self.online]
-
-    def get_node_ids(self):
-        return list(self.online)
-
-    def push_messages(self, messages):
-        return [self.push(message) for message in messages]
-
-    def push(self, message):
-        node = message.metadata.dst_node_id
-        if node not in self.online:
-            return None
-        number = f"message-{len(self.pushed)}"
-        message.metadata.__dict__["_message_id"] = number  # as Flower's own grids do
-        self.pushed.append(message)
-        context = Context(1, node, self.node_configs[node], RecordDict(), {"server": "hub"})
-        reply = self.instead[node](message) if node in self.instead else client_app(message, context)
-        if reply is not None:
-            self.replies[number] = reply
-        return number
-
-    def pull_messages(self, message_ids):
-        return [self.replies.pop(number) for number in list(message_ids) if number in self.replies]
-
-
 @pytest.fixture(autouse=True)
 def _run_of_flower(monkeypatch):
-    """Messages can be made, as in an app that Flower has started."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    let_messages_be_made(monkeypatch)
 
 
 @pytest.fixture
@@ -379,16 +318,22 @@ def test_nothing_that_lies_in_the_folder_travels_but_what_was_written_there(tmp_
 
 
 def make_app(folder, **settings):
-    """Write the project of a federation of three, and return its folder and the settings of a run."""
+    """Write the project of a federation of three that echoes, and return its folder and the settings of a run."""
+    names = f'name = "banks"\nserver = "hub"\naddress = "127.0.0.1:8000"\nparties = {json.dumps(PARTIES)}\n'
+    settings |= {"serve": "tests.engines.flower_parties:serve_echo", "out": folder / "out"}
+    return write_app(folder, f"{names}classes = 10\nfeatures = 64\n", **settings)
+
+
+def write_app(folder, text, **settings):
+    """Write the project of a federation's file, and return its folder and the settings of a run."""
     from typer.testing import CliRunner
 
     from graft.cli import app
 
-    (folder / "federation.toml").write_text(f'name = "banks"\nserver = "hub"\nparties = {json.dumps(PARTIES)}\n')
+    (folder / "federation.toml").write_text(text)
     words = ["flower", "app", str(folder / "app"), "--federation", str(folder / "federation.toml")]
     assert CliRunner().invoke(app, words).exit_code == 0
     known = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    settings |= {"serve": "tests.engines.flower_parties:serve_echo", "out": str(folder / "out")}
     assert set(settings) <= set(known)
     return folder / "app", " ".join(f'{name}="{value}"' for name, value in settings.items())
 

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import tomli_w
 import typer
 
 from graft import __version__
 from graft.cli.console import guarded, say
+from graft.cli.federations import (
+    Approve,
+    As,
+    Data,
+    Device,
+    FederationPath,
+    ModelName,
+    PolicyFile,
+    Scores,
+    asking,
+)
 from graft.errors import InputError, RunError
 from graft.files import explained, read_text, write_text
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # of a party: it is the name of a folder, and stands in lists
-SERVE = "graft.experiments.serving:serve_over_flower"
-OPEN_PARTY = "graft.experiments.joining_in:open_party"
+if TYPE_CHECKING:
+    from graft.experiments.federation_file import FederationFile
+
+SERVE = "graft.experiments.flower_run:serve_over_flower"
+OPEN_PARTY = "graft.experiments.flower_run:open_party"
 
 flower = typer.Typer(help="Write what Flower needs to carry a federation.", no_args_is_help=True)
-
-
-class Members(NamedTuple):
-    """Who takes part in a federation, by its file."""
-
-    name: str
-    server: str
-    parties: list[str]
-    text: str  # of the file
 
 
 @flower.callback()
@@ -43,60 +45,76 @@ def app(
     federation: Annotated[Path, typer.Option(help="The federation's file.")] = Path("federation.toml"),
 ) -> None:
     """Write the small project that `flwr run` is given, with a README of the commands; no code is in it."""
-    members = read_members(federation)
+    file, text = read_with_text(federation)
     if folder.exists():
         raise InputError(f"{folder} exists already: name a new folder.")
     with explained(f"{folder} cannot be written to", InputError):
         folder.mkdir(parents=True)
     try:
-        write_text(folder / "pyproject.toml", project_text(members))
-        write_text(folder / "README.md", readme_text(members))
+        write_text(folder / "pyproject.toml", project_text(file, text))
+        write_text(folder / "README.md", readme_text(file))
     except RunError as error:
         raise InputError(str(error)) from error
-    say(f"{folder}: pyproject.toml, README.md. {members.name} has {len(members.parties)} parties.")
+    say(f"{folder}: pyproject.toml, README.md. {file.name} has {len(file.parties)} parties.")
     say(f"The commands for a simulation and for a deployment are in {folder / 'README.md'}.")
 
 
-def read_members(path: Path) -> Members:
-    """Returns who takes part, by a federation's file."""
-    try:
-        text = read_text(path)
-        content = tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as a federation's file: {error}.") from error
-    server, listed = content.get("server"), content.get("parties")
-    if isinstance(server, dict):
-        server = server.get("name")
-    if isinstance(listed, list):
-        listed = [entry.get("name") if isinstance(entry, dict) else entry for entry in listed]
-    names = [content.get("name", path.stem), server, *(listed or ())]
-    wrong = [name for name in names if not (isinstance(name, str) and NAME.fullmatch(name))]
-    if wrong or not listed or len(set(names[1:])) < len(names[1:]):
-        shown = f" {wrong[0]!r} is no such name." if wrong and listed else ""
-        raise InputError(
-            f"{path} should have name, server, and parties, a list of names: letters, digits, '_', '.' and '-', each "
-            f"used once.{shown}"
-        )
-    return Members(names[0], names[1], names[2:], text)
+def read_with_text(path: Path) -> tuple[FederationFile, str]:
+    """Returns the federation of a file, and the text of the file; Flower carries none without a server."""
+    from graft.experiments.federation_file import read_federation
+
+    file = read_federation(path)
+    if not file.has_server:
+        raise InputError(f"Method '{file.experiment.method}' has no server, and Flower carries none without one.")
+    return file, read_text(path)
 
 
-def project_text(members: Members) -> str:
+@flower.command()
+@guarded
+def party(
+    federation: FederationPath,
+    name: As = ...,  # type: ignore[assignment]
+    data: Data = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option(help="The folder that your SuperNode is started with: a new one for every run.")
+    ] = ...,  # type: ignore[assignment]
+    model: ModelName = None,
+    approve: Approve = False,
+    policy: PolicyFile = None,
+    scores: Scores = None,
+    device: Device = "cpu",
+) -> None:
+    """Approve of what will leave, and write the folder from which a SuperNode answers with your graph and model."""
+    import tomllib
+
+    from graft.engines.policy import read_policy
+    from graft.experiments.flower_run import write_party
+    from graft.experiments.party_run import Joining
+
+    file, text = read_with_text(federation)
+    joining = Joining(name, data, model, device, read_policy(policy, scores=scores))
+    ready = write_party(federation, tomllib.loads(text), joining, out, asking(approve))
+    say(f"{out}: {name} takes part in {file.name} with {ready.data.graph.nodes} nodes, once the server invites it.")
+    say(f'Start its SuperNode with: --node-config \'name="{name}" folder="{out.resolve()}"\'')
+
+
+def project_text(file: FederationFile, text: str) -> str:
     """Returns the project file: two apps that are installed with Graft, and what they are told."""
     settings = {
-        "federation": members.text,
-        "server": members.server,
-        "parties": ",".join(members.parties),
+        "federation": text,
+        "server": file.server,
+        "parties": ",".join(file.parties),
         "serve": SERVE,
-        "out": f"runs/{members.name}",
+        "out": f"runs/{file.name}",
         "meeting-seconds": 120,
         "folders": "",
         "open-party": OPEN_PARTY,
     }
     content = {
         "project": {
-            "name": f"graft-{members.name}".lower().replace("_", "-").replace(".", "-"),
+            "name": f"graft-{file.name}".lower().replace("_", "-").replace(".", "-"),
             "version": __version__,
-            "description": f"The federation {members.name}, carried by Flower",
+            "description": f"The federation {file.name}, carried by Flower",
             "license": "Apache-2.0",
             "dependencies": [f"graft-fgl[flower]=={__version__}"],
         },
@@ -117,11 +135,11 @@ def project_text(members: Members) -> str:
     return tomli_w.dumps(content, multiline_strings=True)
 
 
-def readme_text(members: Members) -> str:
+def readme_text(file: FederationFile) -> str:
     """Returns the commands for this federation, ready to be copied."""
-    first = members.parties[0]
-    values = {"@NAME": members.name, "@PARTIES": ", ".join(members.parties), "@FIRST": first}
-    values["@COUNT"] = str(len(members.parties))
+    first = file.parties[0]
+    values = {"@NAME": file.name, "@PARTIES": ", ".join(file.parties), "@FIRST": first}
+    values["@COUNT"] = str(len(file.parties))
     text = README
     for mark, value in values.items():
         text = text.replace(mark, value)
@@ -151,7 +169,11 @@ what a party answers do not help against that.
 
 ## Simulation: all parties on this machine
 
-`parties/` has one folder for each party, by its name. In one terminal:
+Each party has a folder of its name in `parties/`, a new one for every run:
+
+    graft flower party federation.toml --as @FIRST --data /path/to/data/of/@FIRST --out parties/@FIRST
+
+In one terminal:
 
     flower-superlink --insecure --simulation --host 127.0.0.1 --port 8000 \\
         --disable-runtime-dependency-installation
@@ -188,12 +210,15 @@ and registers each key under the party's name. Only nodes that are registered un
 
     flwr supernode register @FIRST.key.pub deployment --name @FIRST
 
-Each party starts its SuperNode. Where its data is, and what answers, is said here and nowhere else:
+Each party, with its own copy of the federation's file, reads what will leave, approves of it, and starts its SuperNode
+with the folder that this makes. Where its data is, and what answers, is said here and nowhere else:
 
+    graft flower party federation.toml --as @FIRST --data /path/to/data --out /path/to/folder/of/@FIRST
     flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key @FIRST.key \\
         --host 127.0.0.1 --port 9094 --node-config 'name="@FIRST" folder="/path/to/folder/of/@FIRST"'
 
-Then, in this folder, with a folder `out` where the SuperLink is:
+Then, in this folder; `out` is where the server's record goes, on the SuperLink's machine. A run that was stopped goes
+on where the same `out` is given again:
 
     flwr run . deployment --stream --run-config 'out="/path/to/run"'
 

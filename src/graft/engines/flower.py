@@ -28,7 +28,7 @@ except ImportError as error:
     raise InputError("Flower is not installed: pip install 'graft-fgl[flower]'.") from error
 
 ASK, NAME = "ask", "name"  # what a party can be asked: a request of the engine, or who it is
-OPEN_PARTY = "graft.experiments.joining_in:open_party"  # of a party that names no other
+OPEN_PARTY = "graft.experiments.flower_run:open_party"  # of a party that names no other
 RAW = "raw"  # how the bytes of a message are written: as they are
 LOOK_SECONDS = (0.01, 0.2)  # between two looks for answers, at first and at most; Flower itself would wait 3
 TRANSIT_SECONDS = 5.0  # that Flower keeps a message after its answer is of no use: late is not the same as lost

@@ -7,13 +7,14 @@ be stopped at any time and go on, and so can its server.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from graft.errors import InputError
 from graft.federation.clients import Traffic
 from graft.federation.method import SCORING
 from graft.federation.setup import Setup
-from graft.files import explained, parse_json, printable, read_text
+from graft.files import explained, parse_json, printable, read_text, write_text
 from graft.tensors.trees import Tree, count_bytes, flatten
 
 MOST_SIZE = 10**7  # of a dimension that depends on the data of clients
@@ -70,6 +71,9 @@ class Party:
         self._losses: dict[str, float | None] = {}  # this and the next: of the open round
         self._traffic = Traffic()
         self.state = KeptState(self.fleet.state, folder and folder / "state", self._committed)
+        if self.state.open is not None and self.state.open.notes:
+            self._losses = dict(self.state.open.notes["losses"])
+            self._traffic = Traffic(**self.state.open.notes["traffic"])
         self.sent, self.refusals, self.private = (Journal(folder, name) for name in ("sent", "refused", "private"))
         self._start, self._number, self._last = 0, 0, ("", b"")  # of the server; what it asked last, and the answer
         self._gate = ScoreGate(policy, setup.method, self.fleet.on(self.fleet.scoring).totals().flatten().tolist())
@@ -77,6 +81,8 @@ class Party:
         if self._gate_file is not None and self._gate_file.exists():
             with explained(f"{self._gate_file} cannot be read", InputError):
                 self._gate.restore(parse_json(read_text(self._gate_file)))
+        self._order_file = folder and folder / "asked.json"
+        self._read_order()
         self._lock = threading.Lock()
 
     @property
@@ -106,7 +112,27 @@ class Party:
                 self.refusals.add(sender=sender, reason=f"failed: {error!r}", bytes=len(data))
                 return seal(self._answer("failed", request, type(error).__name__))  # no word of the data in it
             self._last = known_by, answer
+            self._write_order()
             return answer
+
+    def _read_order(self) -> None:
+        """Goes on from the last request that was answered, so that no earlier one is after a restart either."""
+        if self._order_file is None or not self._order_file.exists():
+            return
+        with explained(f"{self._order_file} cannot be read", InputError):
+            kept = parse_json(read_text(self._order_file))
+        self._start, self._number = int(kept["start"]), int(kept["number"])
+        if kept["answer"]:
+            self._last = kept["request"], base64.b64decode(kept["answer"])
+
+    def _write_order(self) -> None:
+        if self._order_file is None:
+            return
+        known_by, answer = self._last
+        # An answer that changed something is kept beside what it changed.
+        again = b"" if self.state.open is not None and self.state.open.request == known_by else answer
+        kept = {"start": self._start, "number": self._number, "request": known_by}
+        write_text(self._order_file, json.dumps({**kept, "answer": base64.b64encode(again).decode()}))
 
     def _answer(self, kind: Any, request: StepRequest | EndRequest | None, reason: str = "") -> Answer:
         run, number = ("", 0) if request is None else (request.run, request.number)
@@ -160,7 +186,7 @@ class Party:
         if not scoring:
             self._losses |= losses
             self._traffic.add(Traffic(up=count_bytes(leaving), down=count_bytes(message or {})))
-            self.state.save(known_by, answer)
+            self.state.save(known_by, answer, {"losses": self._losses, "traffic": asdict(self._traffic)})
         stays = {path: leaf.tolist() for path, leaf in flatten(staying)}
         self.private.add(round=request.round, step=request.step, losses=losses, **({"stays": stays} if stays else {}))
         self.sent.add(round=request.round, step=request.step, number=request.number, fields=described(leaving))

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graft.data.federation import FederationData
 from graft.data.party import PartyData, read_party
+from graft.engines.forms import Forms
 from graft.engines.party import Party, Terms
 from graft.engines.policy import Policy
 from graft.engines.wire import Handler, Node, Patience
@@ -21,6 +23,7 @@ from graft.errors import InputError, RunError
 from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks
 from graft.experiments.checkpoints import write_sealed
 from graft.experiments.consent import ConsentSheet, consent_hash, consent_json, consent_sheet
+from graft.experiments.experiment import Experiment
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.own_rounds import OwnRecord
 from graft.experiments.parties_setup import Device, forms_of, own_experiment, own_setup, state_folder
@@ -38,10 +41,13 @@ from graft.experiments.welcome import (
     read_offer,
     wait_for_offer,
 )
+from graft.federation.clients import Traffic
+from graft.federation.setup import Setup
 from graft.files import explained
 
 log = logging.getLogger(__name__)
 CONSENT = "consent.json"
+OnCommit = Callable[[int, Mapping[str, float | None], Traffic], None]
 POLL_SECONDS = 1.0  # between looks at whether the server still knows us
 
 
@@ -62,6 +68,67 @@ class Ended(NamedTuple):
     """How it ended."""
 
     reason: str  # empty: all rounds were run
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A party whose data are read and whose method is rehearsed, of whatever run."""
+
+    file: FederationFile
+    joining: Joining
+    data: PartyData
+    federation: FederationData  # the same, as those of a federation of one
+    experiment: Experiment
+    setup: Setup
+    forms: Forms
+
+    @property
+    def sheet(self) -> ConsentSheet:
+        """Returns what will leave, for approval."""
+        return consent_sheet(
+            self.file.method,
+            self.setup.name,
+            self.forms,
+            rounds=self.file.experiment.rounds,
+            facts={"federation": self.file.name, "server": self.file.server, "parties": len(self.file.parties)},
+        )
+
+    def party(self, out: Path, run: str, on_commit: OnCommit, on_end: Callable[[str], None]) -> Party:
+        """Returns what answers the requests of a run, with its state in a folder."""
+        folder = state_folder(out)
+        terms = Terms(self.file.server, run, self.file.experiment.rounds, self.forms)
+        with explained(f"{folder} cannot be written", InputError):
+            folder.mkdir(parents=True, exist_ok=True)
+        return Party(self.setup, terms, self.joining.policy, folder, on_commit=on_commit, on_end=on_end)
+
+    def record(self, out: Path, party: Party, callbacks: Callback) -> OwnRecord:
+        """Returns what puts on record how good the model of a party is."""
+        return OwnRecord(out, self.experiment, self.federation, self.setup, party.fleet, callbacks)
+
+
+def make_ready(file: FederationFile, joining: Joining, callbacks: Callback) -> Ready:
+    """Returns a party with its data read and its method rehearsed."""
+    number = file.number(joining.name)
+    callbacks.on_phase("reading data")
+    data = read_party(joining.data, file.agreement, joining.name, number)
+    experiment = own_experiment(file, joining.model, joining.device)
+    federation = data.federation()
+    setup = own_setup(file, experiment, number, federation)
+    callbacks.on_phase("rehearsing")
+    return Ready(file, joining, data, federation, experiment, setup, forms_of(file, [setup.models[0]]))
+
+
+def approve_once(out: Path, sheet: ConsentSheet, approve: Callable[[ConsentSheet], bool]) -> None:
+    """Has a sheet approved, unless the very same was before; what was approved is kept."""
+    path, hash_of_sheet = out / CONSENT, consent_hash(sheet)
+    if path.is_file():
+        with explained(f"{path} cannot be read", InputError):
+            if json.loads(path.read_text()).get("hash") == hash_of_sheet:
+                return
+    if not approve(sheet):
+        raise InputError("Not approved: nothing was sent, and the federation goes on without this party.")
+    with explained(f"{path} cannot be written", InputError):
+        path.write_text(json.dumps({"hash": hash_of_sheet, **consent_json(sheet)}, indent=1) + "\n")
 
 
 class Reception:
@@ -132,24 +199,12 @@ class PartyRun:
     def prepare(self, approve: Callable[[ConsentSheet], bool], *, known: bool) -> None:
         """Reads the data, has everything approved, and gets ready to answer."""
         file, joining = self.file, self.joining
-        number = file.number(joining.name)
+        file.number(joining.name)
         if self.server != file.server:
             raise InputError(f"The server of federation '{file.name}' is {file.server}, not {self.server}.")
-        self.callbacks.on_phase("reading data")
-        self.data = read_party(joining.data, file.agreement, joining.name, number)
-        experiment = own_experiment(file, joining.model, joining.device)
-        federation = self.data.federation()
-        setup = own_setup(file, experiment, number, federation)
-        self.callbacks.on_phase("rehearsing")
-        forms = forms_of(file, [setup.models[0]])
-        sheet = consent_sheet(
-            file.method,
-            setup.name,
-            forms,
-            rounds=file.experiment.rounds,
-            facts={"federation": file.name, "server": file.server, "parties": len(file.parties)},
-        )
-        self._approve(sheet, approve)
+        ready = make_ready(file, joining, self.callbacks)
+        self.data = ready.data
+        approve_once(self.out, ready.sheet, approve)
         if not known:
             began = FederationRecord(FORMAT, self.offer.run, file.hash, list(file.parties))
             write_sealed(self.out / FILE, asdict(began))
@@ -158,24 +213,8 @@ class PartyRun:
                 f"{self.out} is of an earlier run of federation '{file.name}', and the server began another: give "
                 f"another folder."
             )
-        folder = state_folder(self.out)
-        terms = Terms(file.server, self.offer.run, file.experiment.rounds, forms)
-        with explained(f"{folder} cannot be written", InputError):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.party = Party(setup, terms, joining.policy, folder, on_commit=self._committed, on_end=self._end)
-        self.record = OwnRecord(self.out, experiment, federation, setup, self.party.fleet, self.callbacks)
-
-    def _approve(self, sheet: ConsentSheet, approve: Callable[[ConsentSheet], bool]) -> None:
-        """Has the sheet approved, unless the very same was before; what was approved is kept."""
-        path, hash_of_sheet = self.out / CONSENT, consent_hash(sheet)
-        if path.is_file():
-            with explained(f"{path} cannot be read", InputError):
-                if json.loads(path.read_text()).get("hash") == hash_of_sheet:
-                    return
-        if not approve(sheet):
-            raise InputError("Not approved: nothing was sent, and the federation goes on without this party.")
-        with explained(f"{path} cannot be written", InputError):
-            path.write_text(json.dumps({"hash": hash_of_sheet, **consent_json(sheet)}, indent=1) + "\n")
+        self.party = ready.party(self.out, self.offer.run, self._committed, self._end)
+        self.record = ready.record(self.out, self.party, self.callbacks)
 
     def take_part(self) -> Result:
         """Answers until the server says that there are no more rounds; comes again to a server that was gone."""
