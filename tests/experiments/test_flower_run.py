@@ -1,6 +1,7 @@
 """Federations that Flower carries end where one process ends; who is invited, who comes, and who is refused."""
 
 import json
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -20,8 +21,8 @@ from graft.experiments import flower_run
 from graft.experiments.build import build_models
 from graft.experiments.federation_file import parse_federation
 from graft.experiments.flower_run import COMING, Invite, open_party, serve_over_flower, write_party
-from graft.experiments.party_run import Joining
 from graft.experiments.parties_setup import server_setup
+from graft.experiments.party_run import Joining
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.welcome import PROTOCOL, Join, Welcome
 from graft.federation.session import Session
@@ -35,9 +36,9 @@ from tests.toy import gap
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'graft-fgl[flower]'")
 
-from graft.engines.flower import FlowerNode  # noqa: E402
-from tests.engines import flower_parties  # noqa: E402
-from tests.engines.flower_grid import PARTIES, FakeGrid, let_messages_be_made  # noqa: E402
+from graft.engines.flower import FlowerNode
+from tests.engines import flower_parties
+from tests.engines.flower_grid import PARTIES, FakeGrid, let_messages_be_made
 
 ROUNDS = 2
 ALL_SCORES = Policy(minimum_count=0, scores="all")
@@ -105,7 +106,8 @@ def text_of(method, rounds=ROUNDS, **rules):
     return "\n".join(
         [
             'name = "banks"\nserver = "hub"\naddress = "127.0.0.1:8000"\nclasses = 10\nfeatures = 64',
-            f"parties = {json.dumps(PARTIES)}\n[experiment]\nmethod = '{method}'\nrounds = {rounds}\nwidth = 8\n[rounds]",
+            f"parties = {json.dumps(PARTIES)}",
+            f"[experiment]\nmethod = '{method}'\nrounds = {rounds}\nwidth = 8\n[rounds]",
             *(f"{name} = {value}" for name, value in rules.items()),
         ]
     )
@@ -116,8 +118,6 @@ def source_of(client):
 
 
 def file_of(text):
-    import tomllib
-
     content = tomllib.loads(text)
     return parse_federation(content, "federation.toml"), content
 
@@ -136,7 +136,7 @@ def in_one_process(text, method, **changes):
     file, _ = file_of(text)
     bare = server_setup(file)
     graphs = [
-        read_party(source_of(client), file.agreement, name, client).federation().graphs[0]
+        read_party(source_of(client), file.agreement, name, client).federation().clients[0]
         for client, name in enumerate(PARTIES)
     ]
     experiment = replace(file.experiment, models=",".join(MODELS[method]))
@@ -165,7 +165,7 @@ def check_ends_alike(out, folder, text, method):
         result = graft.load_result(folder / name)
         assert result.summary["per_client"][0]["model"] == MODELS[method][client]
         assert [record["round"] for record in result.rounds] == [1, 2]
-        assert all(record["loss"] is not None and record["bytes"]["up"] > 0 for record in result.rounds)
+        assert all(record["loss"] is not None and record["up_bytes"] > 0 for record in result.rounds)
         assert {"report.html", "predictions.csv"} <= {path.name for path in (folder / name).iterdir()}
 
 

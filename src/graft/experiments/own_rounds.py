@@ -31,7 +31,7 @@ from graft.federation.fleet import Fleet
 from graft.federation.method import Method, find_step
 from graft.federation.metrics import Measured
 from graft.federation.server import Server
-from graft.federation.session import RoundFacts, RoundOutcome, Session
+from graft.federation.session import RoundFacts, RoundOutcome, Session, SessionState
 from graft.federation.setup import Setup
 from graft.tensors.trees import Tree
 
@@ -96,6 +96,10 @@ class OwnRounds(Session):
         outcome = RoundOutcome(Tree(losses=values, details=Tree(), correct=correct), facts)
         measuring = evaluate and self.setup.metrics != ("accuracy",)
         return outcome._replace(measured=self.measure(number)) if measuring else outcome
+
+    def likeness(self, clients: Collection[int]) -> SessionState:
+        """Returns the state without optimisers: in its first round an organisation has one, and its record not yet."""
+        return SessionState(self.server.state, self.copy_state(None, clients))
 
     def evaluate(self, number: int, clients: Sequence[int] | None = None) -> Tree:
         return Tree(own=self._clients(number, clients).ask(self.setup.method.score).correct)
