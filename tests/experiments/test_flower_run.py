@@ -78,9 +78,10 @@ def test_flower_ends_where_one_process_ends(name, tmp_path):
     session, openers = carried(setup, tmp_path)
     here = Session(setup, InProcess(setup))
     for number in range(1, ROUNDS + 1):
-        there, expected = session.round(number), here.round(number)
+        last = number == ROUNDS
+        there, expected = session.round(number, evaluate=last), here.round(number, evaluate=last)
         assert not there.facts.absent
-        assert torch.equal(there.tensors.correct.own, expected.tensors.correct.own)
+    assert torch.equal(there.tensors.correct.own, expected.tensors.correct.own)
     assert gap(here.server.state, session.server.state) < 1e-5
     in_process = here.engine.state()
     for client, opener in enumerate(openers):
@@ -160,7 +161,6 @@ def gaps(out, folder, server, clients):
 
 def check_ends_alike(out, folder, text, method):
     assert max(gaps(out, folder, *in_one_process(text, method))) < 1e-5
-    assert max(gaps(out, folder, *in_one_process(text, method, seed=7))) > 1e-3
     for client, name in enumerate(PARTIES):
         result = graft.load_result(folder / name)
         assert result.summary["per_client"][0]["model"] == MODELS[method][client]
@@ -174,7 +174,7 @@ def over_flower(folder, text, out="out", names=PARTIES):
     return serve_over_flower(FlowerNode(grid, "hub", PARTIES), text, str(folder / out))
 
 
-@pytest.mark.parametrize("method", MODELS)
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedgkc", marks=pytest.mark.slow)])
 def test_a_federation_from_its_file_ends_where_one_process_ends(method, tmp_path, monkeypatch):
     text = text_of(method)
     write_parties(tmp_path, text, method)
@@ -188,6 +188,7 @@ def test_a_federation_from_its_file_ends_where_one_process_ends(method, tmp_path
     assert len(opened) == len(PARTIES)  # one process opens a party once
     assert (tmp_path / "out" / "report.html").is_file()
     check_ends_alike(tmp_path / "out", tmp_path, text, method)
+    assert max(gaps(tmp_path / "out", tmp_path, *in_one_process(text, method, seed=7))) > 1e-3
 
 
 def test_a_party_that_another_process_answers_for_in_between_is_opened_again(tmp_path, monkeypatch):
