@@ -3,16 +3,19 @@
 import threading
 from dataclasses import replace
 
+from graft import keys
 from graft.engines.parties import Parties
 from graft.engines.party import Party, Terms
 from graft.engines.peer import Peer
 from graft.engines.policy import Policy
 from graft.engines.rehearsal import Rehearsal, rehearse
 from graft.engines.wire import Patience
+from graft.engines.zenoh import ZenohNode
 from graft.federation.peers import PeerMethod
 from graft.federation.session import Session
 from graft.methods import METHODS
 from tests.contract import contract_method
+from tests.engines.zenoh_world import free_address, until
 from tests.test_every_method import SETTINGS
 from tests.toy import toy_setup
 
@@ -106,3 +109,50 @@ def run_peers(sessions, rounds):
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
+
+
+class Nodes:
+    """Connected nodes whose handlers can be another one for every test."""
+
+    def __init__(self):
+        self.handlers, self.nodes = {}, {}
+
+    def open(self, name, files, **settings):
+        def handle(sender, data):
+            return self.handlers[name](sender, data)
+
+        self.nodes[name] = ZenohNode(name, files, handle, namespace="wire", **settings)
+
+    def wait(self):
+        for node in self.nodes.values():
+            until(lambda node=node: node.present() == set(node._connections))
+
+    def close(self):
+        for node in self.nodes.values():
+            node.close()
+
+
+def make_key_files(folder):
+    """Keys of a CA for everybody."""
+    keys.make_ca(folder)
+    return {name: keys.make_party_keys(name, folder, folder / name) for name in (SERVER, *NAMES)}
+
+
+def open_star(key_files):
+    """Nodes of a server and of parties that are connected to it."""
+    nodes, address = Nodes(), free_address()
+    nodes.open(SERVER, key_files[SERVER], others=NAMES, listen=[address])
+    for name in NAMES:
+        nodes.open(name, key_files[name], others=[SERVER], connect=[address])
+    nodes.wait()
+    return nodes
+
+
+def open_mesh(key_files):
+    """Nodes of peers that are all connected to each other."""
+    nodes, addresses = Nodes(), [free_address() for _ in NAMES]
+    for number, name in enumerate(NAMES):
+        others = [other for other in NAMES if other != name]
+        nodes.open(name, key_files[name], others=others, listen=[addresses[number]], connect=addresses[:number])
+    nodes.wait()
+    return nodes

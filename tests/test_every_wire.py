@@ -4,21 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from graft import keys
 from graft.engines.in_process import InProcess
-from graft.engines.zenoh import ZenohNode
 from graft.federation.session import Session
 from graft.tensors.trees import map_tree, strip_architectures
-from tests.engines.zenoh_world import free_address, until
 from tests.organisations import (
     NAMES,
     PEER_METHODS,
     SERVER,
     WITH_SERVER,
     federation,
+    make_key_files,
     make_method,
     make_parties,
     make_peers,
+    open_mesh,
+    open_star,
     run_peers,
     serve,
 )
@@ -31,53 +31,21 @@ pytest.importorskip("cryptography")
 ROUNDS = 2
 
 
-class Nodes:
-    """Connected nodes whose handlers can be another one for every test."""
-
-    def __init__(self):
-        self.handlers, self.nodes = {}, {}
-
-    def open(self, name, files, **settings):
-        def handle(sender, data):
-            return self.handlers[name](sender, data)
-
-        self.nodes[name] = ZenohNode(name, files, handle, namespace="wire", **settings)
-
-    def wait(self):
-        for node in self.nodes.values():
-            until(lambda node=node: node.present() == set(node._connections))
-
-    def close(self):
-        for node in self.nodes.values():
-            node.close()
-
-
 @pytest.fixture(scope="module")
 def key_files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("keys")
-    keys.make_ca(folder)
-    return {name: keys.make_party_keys(name, folder, folder / name) for name in (SERVER, *NAMES)}
+    return make_key_files(tmp_path_factory.mktemp("keys"))
 
 
 @pytest.fixture(scope="module")
 def star(key_files):
-    nodes, address = Nodes(), free_address()
-    nodes.open(SERVER, key_files[SERVER], others=NAMES, listen=[address])
-    for name in NAMES:
-        nodes.open(name, key_files[name], others=[SERVER], connect=[address])
-    nodes.wait()
+    nodes = open_star(key_files)
     yield nodes
     nodes.close()
 
 
 @pytest.fixture(scope="module")
 def mesh(key_files):
-    nodes, addresses = Nodes(), [free_address() for _ in NAMES]
-    for number, name in enumerate(NAMES):
-        others = [other for other in NAMES if other != name]
-        where = {"listen": [addresses[number]], "connect": addresses[:number]}
-        nodes.open(name, key_files[name], others=others, **where)
-    nodes.wait()
+    nodes = open_mesh(key_files)
     yield nodes
     nodes.close()
 
