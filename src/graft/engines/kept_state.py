@@ -8,7 +8,7 @@ however either of them was stopped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class OpenRound:
     round: int
     attempt: str  # how often this round was begun, and by which process of the server's
     request: str = ""  # what it was known by
+    note: dict[str, Any] = field(default_factory=dict)  # what the client wants to know of the round when it counts
 
 
 class KeptState:
@@ -72,10 +73,10 @@ class KeptState:
         if self.committed != after:
             raise StateMissing(f"its state is that after round {self.committed}, not {after}")
 
-    def save(self, request: str, answer: bytes) -> None:
+    def save(self, request: str, answer: bytes, note: dict[str, Any] | None = None) -> None:
         """Puts what the open round has made so far where it is safe, before the answer to a request leaves."""
         assert self.open is not None
-        self.open, self.answer = OpenRound(self.open.round, self.open.attempt, request), answer
+        self.open, self.answer = OpenRound(self.open.round, self.open.attempt, request, note or {}), answer
         if self._folder is not None:
             stored = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
             write_state(self._folder / PENDING, Tree(state=self.state, answer=stored), **asdict(self.open))

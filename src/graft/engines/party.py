@@ -67,8 +67,6 @@ class Party:
         self.fleet = setup.fleet([0])
         setup.method.start_client(self.fleet)
         self._on_commit, self._on_end = on_commit, on_end
-        self._losses: dict[str, float | None] = {}  # this and the next: of the open round
-        self._traffic = Traffic()
         self.state = KeptState(self.fleet.state, folder and folder / "state", self._committed)
         self.sent, self.refusals, self.private = (Journal(folder, name) for name in ("sent", "refused", "private"))
         self._start, self._number, self._last = 0, 0, ("", b"")  # of the server; what it asked last, and the answer
@@ -151,16 +149,12 @@ class Party:
             self.state.visit(request.round, request.after, request.attempt)
         else:
             self.state.enter(request.round, request.after, request.attempt)
-            if self.state.open is not None and not self.state.open.request:  # the first step of an attempt
-                self._losses, self._traffic = {}, Traffic()
         reply, losses = run_step(self.setup, self.fleet, request, message)
         leaving, staying = split_logged(reply, form.reply)
         check_tree(leaving, form.sent, f"the reply of step '{request.step}'", self.terms.most_size)
         answer = seal(self._answer("reply", request), pack({}, leaving))
         if not scoring:
-            self._losses |= losses
-            self._traffic.add(Traffic(up=count_bytes(leaving), down=count_bytes(message or {})))
-            self.state.save(known_by, answer)
+            self.state.save(known_by, answer, self._noted(losses, count_bytes(leaving), count_bytes(message or {})))
         stays = {path: leaf.tolist() for path, leaf in flatten(staying)}
         self.private.add(round=request.round, step=request.step, losses=losses, **({"stays": stays} if stays else {}))
         self.sent.add(round=request.round, step=request.step, number=request.number, fields=described(leaving))
@@ -181,9 +175,19 @@ class Party:
             self._on_end(request.reason)
         return seal(self._answer("reply", request), pack({}))
 
+    def _noted(self, losses: Mapping[str, float | None], up: int, down: int) -> dict[str, Any]:
+        """Returns the losses and bytes of the open round so far, which are kept with its state."""
+        before = {} if self.state.open is None else self.state.open.note
+        return {
+            "losses": {**before.get("losses", {}), **losses},
+            "up": before.get("up", 0) + up,
+            "down": before.get("down", 0) + down,
+        }
+
     def _committed(self, round: int) -> None:
-        if self._on_commit is not None:
-            self._on_commit(round, self._losses, self._traffic)
+        if self._on_commit is not None and self.state.open is not None:
+            note = self.state.open.note
+            self._on_commit(round, note.get("losses", {}), Traffic(note.get("up", 0), note.get("down", 0)))
 
 
 def described(tree: Tree) -> list[dict[str, Any]]:

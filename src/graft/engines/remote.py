@@ -71,7 +71,9 @@ class Remote:
         """`names` are those of all clients at the node, in order; `after` says in which round each worked last."""
         self._setup, self.node, self.names, self.patience = setup, node, list(names), patience
         self._run, self._start, self._round = run, time.time_ns(), 0
-        self._talks = {client: Conversation((after or {}).get(client, 0)) for client in range(len(self.names))}
+        # Numbers go on from the time, so that no answer to an earlier process of this server has one of them.
+        counted = after or {}
+        self._talks = {client: Conversation(counted.get(client, 0), self._start) for client in range(len(self.names))}
         self._losses: StepLosses = []
         self._dropped: set[int] = set()  # who was lost in this round
 
@@ -261,7 +263,7 @@ class Remote:
         for client, talk in self._talks.items():
             talk.number += 1
             requests[self.names[client]] = seal(EndRequest(self._run, self._start, talk.number, talk.after, reason))
-        self.node.ask(requests, self.patience._replace(comeback=0))
+        self.node.ask(requests, self.patience)
 
     def losses(self) -> StepLosses:
         losses, self._losses = self._losses, []
