@@ -1,7 +1,7 @@
 """Federations of real processes, of which some are killed or frozen at random moments: each must end as it should.
 
-`python -m tests.federation_kills parties 30`, and so with absent, frozen, servers, peers and frozen_peers, does so much
-harm and prints when it was done and how the federations went on; without words, all of that is done.
+`python -m tests.federation_kills parties 30`, and so with absent, frozen, servers, peers, frozen_peers and end, does so
+much harm and prints when it was done and how the federations went on; without words, all of that is done.
 """
 
 from __future__ import annotations
@@ -378,6 +378,28 @@ def freeze(folder: Path, number: int, method: str, rounds: int, most: int = 5, l
     raise AssertionError
 
 
+def kill_at_the_end(folder: Path, number: int = 8, rounds: int = 4) -> Counter[str]:
+    """Kills somebody when the last round has just been run: all end with what they end with otherwise."""
+    tally: Counter[str] = Counter()
+    expected = {method: Unbroken(folder)(method, rounds) for method in ("fedgkc", "dfed_sst")}
+    for attempt in range(number):
+        random, method = Random(attempt), ("fedgkc", "dfed_sst")[attempt % 4 == 3]
+        with running(folder / f"end-{attempt}", method, rounds, comeback=10) as federation:
+            name, witness = random.choice(federation.everybody), federation.everybody[0]
+            federation.wait_for(lambda: federation.rounds(witness) >= rounds, "the last round")  # noqa: B023
+            time.sleep(random.uniform(0, 0.15))
+            phase = federation.kill(name)
+            tally[f"killed: {name if name == SERVER else 'a party'}, {phase}"] += 1
+            if (federation.out / name / "result.json").exists():  # then it is over for this one
+                del federation.processes[name]
+            else:
+                federation.start(name)
+            federation.wait()
+            different = differences(expected[method], essence(federation))
+            tally["equal" if not different else f"different: {different}"] += 1
+    return tally
+
+
 def judge(federation: Federation, name: str, witness: str = SERVER, faults: int = 1) -> str:
     """Returns how a federation ended: whether one was absent at most once for every fault, and nobody else was."""
     missed = absences(federation, witness)
@@ -409,6 +431,7 @@ CAMPAIGNS: dict[str, Callable[..., Counter[str]]] = {
     "servers": kill_servers,
     "peers": kill_peers,
     "frozen_peers": freeze_peers,
+    "end": kill_at_the_end,
 }
 
 

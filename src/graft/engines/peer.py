@@ -271,7 +271,7 @@ class Peer:
             fetch, body = unseal(data, FETCH)
             if fetch.run != self._run or body:
                 raise ValueError("the request is one of another federation or of an earlier run")
-            self.see(sender, fetch.round + (fetch.exchange == BEGUN))
+            self.see(sender, fetch.round)
             most = min(fetch.seconds, self.patience.seconds) if fetch.seconds == fetch.seconds else 0.0
             if fetch.exchange == BEGUN:
                 begun = self.outbox.wait_until(fetch.round, most)

@@ -106,6 +106,7 @@ def join(
         directory = RunDirectory(out)
         known = (out / FILE).is_file()
         stack.enter_context(directory.lock() if known else directory.claim(False))
+        check_not_over(directory, out)
         heard.on_phase("reaching the server")
         node = stack.enter_context(closing(open_node(reception.handle)))
         stack.callback(lambda: reception.open(None))  # nobody waits for one that is leaving
@@ -115,6 +116,14 @@ def join(
         run.prepare(approve, known=known)
         reception.open(run.party.handle)
         return run.take_part()
+
+
+def check_not_over(directory: RunDirectory, out: Path) -> None:
+    """Refuses the folder of a party whose run has ended: its server is gone by now."""
+    if directory.has_result():
+        raise InputError(
+            f"{out} is of a run that has ended. Its report: graft report {out}; its predictions: graft predict {out}."
+        )
 
 
 class PartyRun:
