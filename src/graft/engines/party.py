@@ -20,14 +20,14 @@ from typing import Any
 from graft.engines.envelopes import REQUEST, Answer, EndRequest, StepRequest, seal, unseal
 from graft.engines.forms import Forms, RefusedMessage, check_message, check_tree, split_logged
 from graft.engines.kept_state import KeptState, StateMissing
-from graft.engines.messages import DamagedMessage, pack, unpack
+from graft.engines.messages import DamagedMessage, pack, raw_bytes, unpack
 from graft.engines.policy import Policy, ScoreGate
 from graft.engines.steps import run_step
 from graft.errors import InputError
 from graft.federation.clients import Traffic
 from graft.federation.method import SCORING
 from graft.federation.setup import Setup
-from graft.files import explained, parse_json, printable, read_text
+from graft.files import explained, parse_json, printable, read_text, replace_bytes
 from graft.tensors.trees import Tree, count_bytes, flatten
 
 MOST_SIZE = 10**7  # of a dimension that depends on the data of clients
@@ -88,7 +88,7 @@ class Party:
             request: StepRequest | EndRequest | None = None
             try:
                 request, body = self._open(sender, data)
-                known_by = hashlib.blake2b(data, digest_size=16).hexdigest()
+                known_by = hashlib.sha256(data).hexdigest()
                 repeated = self._in_order(request, known_by)
                 if repeated is not None:
                     return repeated
@@ -167,7 +167,7 @@ class Party:
             raise Refused(reason)
         self._gate.answered(request.step, request.round)
         if self._gate_file is not None:
-            self._gate_file.write_text(json.dumps(self._gate.state()))
+            replace_bytes(self._gate_file, json.dumps(self._gate.state()).encode())
 
     def _end(self, request: EndRequest) -> bytes:
         self.state.settle(request.after)
@@ -197,7 +197,7 @@ def described(tree: Tree) -> list[dict[str, Any]]:
             "field": path,
             "shape": list(leaf.shape),
             "bytes": leaf.nbytes,
-            "hash": hashlib.blake2b(leaf.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest(),
+            "hash": hashlib.blake2b(raw_bytes(leaf), digest_size=16).hexdigest(),
         }
         for path, leaf in flatten(tree)
     ]
