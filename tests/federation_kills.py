@@ -249,6 +249,19 @@ def differences(expected: dict[str, Any], ended: dict[str, Any]) -> list[str]:
     return lines
 
 
+def absent_on_record(place: Path) -> list[str]:
+    """Returns what everybody has on record of rounds in which somebody was absent, or oneself."""
+    from graft.experiments.run_directory import RunDirectory
+
+    return [
+        f"{name}, round {record['round']}: {record.get('absent') or 'left out'}"
+        for name in (SERVER, *PARTIES)
+        if (place / name).exists()
+        for record in RunDirectory(place / name).read_rounds()
+        if record.get("absent") or not record["participants"]
+    ]
+
+
 def absences(federation: Federation, name: str = SERVER) -> dict[str, list[list[int]]]:
     """Returns in which stretches of rounds each party was absent, by the record of the server or of a peer."""
     from graft.experiments.run_directory import RunDirectory
@@ -315,7 +328,7 @@ def compare_killed(
         different = differences(expected, ended)
         tally["equal" if not different else "different"] += 1
         if different:
-            print(place, *different, sep="\n  ")
+            print(place, *different, *absent_on_record(place), sep="\n  ")
     raise AssertionError
 
 

@@ -154,7 +154,7 @@ class Peer:
     @property
     def newest(self) -> int:
         """Returns the round that most of the others have reached; one that tells nonsense is not believed."""
-        return median_low(self._seen.values()) if self._seen else 0
+        return median_low(list(self._seen.values())) if self._seen else 0
 
     def see(self, name: str, round: int) -> None:
         """Notes in which round another peer is."""
