@@ -300,8 +300,9 @@ def test_a_server_that_was_stopped_in_a_round_does_it_again():
         assert gap(state, states(unbroken)[client]) < 1e-6
 
 
-def test_scores_that_a_policy_keeps_are_left_out_and_the_round_counts():
-    setup = federation(FedAvg())
+@pytest.mark.parametrize("metrics", [("accuracy",), ("f1", "accuracy")])
+def test_scores_that_a_policy_keeps_are_left_out_and_the_round_counts(metrics):
+    setup = replace(federation(FedAvg()), metrics=metrics)
     _, parties, session = gather(setup)
     parties[2]._gate.policy = Policy(scores="never")
     outcome = session.round(1)
@@ -309,7 +310,13 @@ def test_scores_that_a_policy_keeps_are_left_out_and_the_round_counts():
     assert outcome.facts.scored == [0, 1]
     assert not outcome.facts.absent
     for party in parties:
-        party._gate.policy = Policy(scores="never")
+        party._gate.policy = Policy(scores="own", minimum_count=0)
     outcome = session.round(2)
+    assert outcome.facts.scored == [0, 1, 2]
+    assert set(outcome.tensors.correct) == {"own"}  # nobody scores what the server sends, and all what they hold
+    for party in parties:
+        party._gate.policy = Policy(scores="never")
+    outcome = session.round(3)
     assert outcome.facts.participants == [0, 1, 2]
     assert outcome.facts.scored == []
+    assert not outcome.measured

@@ -133,6 +133,8 @@ def join(
     address = server or (file.address if file else None)
     if not address:
         raise InputError("Where is the server? Give --server HOST:PORT, or the federation's file.")
+    if file is not None:
+        file.number(name)  # refused before anybody is asked
     joining = Joining(name, data, model, device, read_policy(policy, scores=scores))
     who = file.server if file else server_name(address, load_keys(keys, name))
     folder = out or Path("runs") / f"{file.name if file else who}-{name}"
@@ -218,7 +220,7 @@ def node_opener(
     from graft.engines.zenoh import MOST_BYTES, ZenohNode
     from graft.keys import load_keys
 
-    files = load_keys(keys, name)
+    files = load_keys(keys, name, listens=bool(listen), connects=bool(connect))
     most = MOST_BYTES if file is None else file.limits.most_bytes
 
     def open_node(handler: Handler) -> Node:

@@ -271,7 +271,7 @@ class Remote:
             self._dropped |= reasons.keys()
         listed = "; ".join(f"{self._setup.client_name(client)} {reason}" for client, reason in reasons.items())
         sentence = f"Not all answered step '{request.step}' of {self._setup.name}, round {request.round}: {listed}."
-        return ClientsAbsent(reasons, sentence, self.rewind)
+        return ClientsAbsent(reasons, sentence, self.rewind, request.step)
 
     def end(self, reason: str = "") -> None:
         """Tells all clients that there are no more rounds, and so whether the last one counted."""
