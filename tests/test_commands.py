@@ -32,10 +32,14 @@ QUICK = {
 }
 TRAINING = ("run", "sweep", "tune", "partition", "shard")  # commands whose data and clients are made small
 READING = ("predict", "export", "report", "resume", "watch", "compare")  # commands that read a run directory
-ELSEWHERE = {"docs/tutorial.md": "tests/test_tutorial.py"}  # pages whose commands have tests of their own
+ELSEWHERE = {  # pages whose commands have tests of their own
+    "docs/tutorial.md": "tests/test_tutorial.py",
+    "docs/federations.md": "tests/test_federations_page.py",
+}
 # Commands that are first run as they stand, up to the function that begins to train; a study only so.
 TRAIN = {"run": "graft.cli.run.run_all", "reproduce": "graft.cli.reproduce.run_study"}
 ONLY_CHECKED = ("reproduce",)
+ONLY_PARSED = ("serve", "join", "peer", "trial")  # they wait for others, or start processes
 OF_CLUSTERS = ("--engine", "--address", "--workers", "--gpus-per-worker", "--cpus-per-run", "--gpus-per-run")
 
 
@@ -93,11 +97,24 @@ def provide_runs(words):
                 make_run(path)
 
 
+def provide_ca(words):
+    """Make the CA that a command signs with and that is not there."""
+    pytest.importorskip("cryptography")
+    folder = words[words.index("--ca") + 1] if "--ca" in words else None
+    if folder is not None and not Path(folder).exists():
+        assert CliRunner().invoke(app, ["keys", "ca", folder]).exit_code == 0
+
+
 def run_commands(lines, patch):
     """Run command lines one after the other in the current folder; first as they stand but for the training, then in
     earnest with less to do."""
     for command in lines:
         name = command.words[0]
+        if name in ONLY_PARSED:
+            parse(command)
+            continue
+        if name == "keys":
+            provide_ca(command.words)
         if "ray" in command.words:
             parse(command)
         provide_runs(command.words)
@@ -151,7 +168,10 @@ def test_commands_in_the_text_parse(page):
                 pytest.fail(f"{command}: {error!r}")
 
 
-@pytest.mark.parametrize("line", ["train", "run --no-such-flag 3", "run --clients some", "resume a b"])
+@pytest.mark.parametrize(
+    "line",
+    ["train", "run --no-such-flag 3", "run --clients some", "resume a b", "serve a.toml --no-such", "join --as a"],
+)
 def test_a_wrong_command_is_seen(line):
     with pytest.raises(Exception):  # noqa: B017, PT011
         parse(Command(ROOT / "README.md", 0, tuple(shlex.split(line))))

@@ -239,7 +239,7 @@ def api_page(title: str, names: dict[str, str]) -> str:
 def list_commands() -> str:
     """Returns the commands with all their arguments and options, in the order of the help."""
     lines = []
-    for name, command in single_commands(typer.main.get_command(app)):
+    for name, command in every_command():
         usage = command.get_usage(command.make_context(name, [], resilient_parsing=True))
         lines += [f"## graft {name}", "", plain(command.help or ""), ""]
         lines += ["```", f"graft {plain(usage).removeprefix('Usage: ')}", "```", ""]
@@ -253,13 +253,12 @@ def list_commands() -> str:
     return "\n".join(lines)
 
 
-def single_commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Returns the commands by what is typed; those of a group, such as `flower app`, one by one."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from single_commands(command, f"{before}{name} ")
-        else:
-            yield f"{before}{name}", command
+def every_command() -> Iterator[tuple[str, Any]]:
+    """Yields the commands by their names, those of a group after the group."""
+    for name, command in typer.main.get_command(app).commands.items():
+        yield name, command
+        for inner, subcommand in getattr(command, "commands", {}).items():
+            yield f"{name} {inner}", subcommand
 
 
 def parameter_row(parameter: Any) -> str:

@@ -42,15 +42,24 @@ def write_text(path: Path, text: str) -> None:
         write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, *content: bytes) -> None:
     """Replaces a file in one go, and returns when it is on the disk; an error is the system's own."""
     part = path.with_name(path.name + PART)
     with part.open("wb") as file:
-        file.write(content)
+        file.writelines(content)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
     sync_folder(path.parent)
+
+
+def replace_bytes(path: Path, *content: bytes) -> None:
+    """Replaces a file in one go: whoever kills this process leaves the old one or the new one, but a power failure may
+    leave anything of the new one."""
+    part = path.with_name(path.name + PART)
+    with part.open("wb") as file:
+        file.writelines(content)
+    part.replace(path)
 
 
 def sync_file(path: Path) -> None:

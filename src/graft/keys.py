@@ -157,7 +157,7 @@ def server_name(address: str, keys: KeyFiles, seconds: float = 20.0) -> str:
             socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as plain,
             context.wrap_socket(plain, server_hostname=host.strip("[]")) as secure,
         ):
-            subject = (secure.getpeercert() or {}).get("subject", ())
+            subject: Any = (secure.getpeercert() or {}).get("subject", ())
     except ssl.SSLError as error:
         raise InputError(f"The server at {address} cannot be trusted: {error.reason or error}.") from error
     except (OSError, ValueError) as error:

@@ -12,72 +12,23 @@ from graft.engines.messages import pack, unpack
 from graft.engines.parties import Parties
 from graft.engines.party import Party, Terms
 from graft.engines.policy import Policy
-from graft.engines.rehearsal import Rehearsal, rehearse
 from graft.engines.wire import Patience
-from graft.federation.peers import PeerMethod
 from graft.federation.session import Session
-from graft.methods import METHODS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedomd import FedOMD
 from graft.tensors.trees import Tree, map_tree, strip_architectures
-from tests.contract import contract_method
-from tests.test_every_method import SETTINGS
-from tests.toy import gap, toy_setup
+from tests.organisations import NAMES, WITH_SERVER, federation, forms_of, make_method, own_part
+from tests.toy import gap
 from tests.wire import MemoryWire
 
 ROUNDS = 3
-NAMES = ("bank_a", "bank_b", "bank_c")
-WITH_SERVER = sorted(
-    name
-    for name, kind in METHODS.items()
-    if name not in ("centralised", "majority") and not issubclass(kind, PeerMethod)
-)
-
-
-KNOWN = {}
-
-
-def forms_of(setup, models=("gcn",)):
-    key = repr((setup.method, models, setup.rounds, setup.training))
-    if key not in KNOWN:
-        KNOWN[key] = find_forms(setup, models)
-    return KNOWN[key]
-
-
-def find_forms(setup, models):
-    return rehearse(
-        Rehearsal(
-            setup.method,
-            setup.name,
-            len(setup.graphs),
-            setup.features,
-            setup.classes,
-            models=models,
-            width=setup.width,
-            dropout=setup.dropout,
-            training=setup.training,
-            rounds=setup.rounds,
-        )
-    )
-
-
-def federation(method, **settings):
-    """A federation of three clients, of different architectures where the method allows it."""
-    models = "gcn,gat,sage" if method.heterogeneous else "gcn"
-    return replace(toy_setup(method, models=models, dropout=0.5, **settings), minimum=1, names=NAMES)
-
-
-def own_part(setup, client):
-    """What a party knows: its own graph and its own model."""
-    return replace(setup.part([client]), kinds=(setup.models[client],))
 
 
 def gather(setup, folder=None, policy=None, **options):
     """Parties of a federation, and a session of its server."""
     wire = MemoryWire()
-    known = ("gcn",) if setup.method.one_model or setup.method.architecture else ()
-    server_forms = forms_of(setup, known)
+    server_forms = forms_of(setup)
     parties = []
     for client, name in enumerate(NAMES):
         terms = Terms("coordinator", "banks-1", setup.rounds, server_forms)
@@ -99,8 +50,7 @@ def states(parties):
 
 @pytest.mark.parametrize("name", WITH_SERVER)
 def test_organisations_end_where_one_process_ends(name):
-    method = SETTINGS.get(name) or contract_method(name)
-    setup = federation(method)
+    setup = federation(make_method(name))
     _, parties, session = gather(setup)
     here = Session(setup, InProcess(setup))
     for number in range(1, ROUNDS + 1):
@@ -350,8 +300,9 @@ def test_a_server_that_was_stopped_in_a_round_does_it_again():
         assert gap(state, states(unbroken)[client]) < 1e-6
 
 
-def test_scores_that_a_policy_keeps_are_left_out_and_the_round_counts():
-    setup = federation(FedAvg())
+@pytest.mark.parametrize("metrics", [("accuracy",), ("f1", "accuracy")])
+def test_scores_that_a_policy_keeps_are_left_out_and_the_round_counts(metrics):
+    setup = replace(federation(FedAvg()), metrics=metrics)
     _, parties, session = gather(setup)
     parties[2]._gate.policy = Policy(scores="never")
     outcome = session.round(1)
@@ -359,7 +310,13 @@ def test_scores_that_a_policy_keeps_are_left_out_and_the_round_counts():
     assert outcome.facts.scored == [0, 1]
     assert not outcome.facts.absent
     for party in parties:
-        party._gate.policy = Policy(scores="never")
+        party._gate.policy = Policy(scores="own", minimum_count=0)
     outcome = session.round(2)
+    assert outcome.facts.scored == [0, 1, 2]
+    assert set(outcome.tensors.correct) == {"own"}  # nobody scores what the server sends, and all what they hold
+    for party in parties:
+        party._gate.policy = Policy(scores="never")
+    outcome = session.round(3)
     assert outcome.facts.participants == [0, 1, 2]
     assert outcome.facts.scored == []
+    assert not outcome.measured

@@ -173,7 +173,9 @@ def test_a_round_without_the_party_itself_took_it_no_time(address):
     with monitoring(address, "party", "alpha") as watched:
         watched.on_start(start())
         watched.on_round(record(1, participants=[]))
-        watched.on_round(record(2, participants=["alpha"]))
+        assert health(address)["present"] == []
+        watched.on_round(record(2, participants=[0]))  # itself, the only one in its own record
+        assert health(address)["present"] == ["alpha"]
         told = numbers(address)
     assert (told["graft_rounds_finished_total",], told["graft_round_seconds_count",]) == (2, 1)
 
@@ -291,8 +293,8 @@ def read_log(path):
 
 
 def test_a_log_as_json_has_an_object_a_line(tmp_path):
-    path = tmp_path / "logs" / "party.log"
-    with logging_to(path, True, "party", "alpha") as logged:
+    path = tmp_path / "logs" / "server.log"
+    with logging_to(path, True, "server", "coordinator") as logged:
         logging.getLogger("graft.engines.zenoh").warning("gamma said %s", "two\nlines \x1b[31m")
         logged.on_phase("training")
         logged.on_round(record(4, 0.5, absent=("gamma",)))
@@ -304,7 +306,7 @@ def test_a_log_as_json_has_an_object_a_line(tmp_path):
     logging.getLogger("graft").error("too late")
     said, phase, round_ended, failed = read_log(path)
     assert {"time", "level", "logger", "message", "role", "name"} == set(said)
-    assert (said["role"], said["name"], said["level"]) == ("party", "alpha", "WARNING")
+    assert (said["role"], said["name"], said["level"]) == ("server", "coordinator", "WARNING")
     assert said["message"] == "gamma said two\nlines \\x1b[31m"
     assert said["time"].endswith("+00:00")
     assert (phase["phase"], phase["level"]) == ("training", "INFO")
@@ -313,6 +315,13 @@ def test_a_log_as_json_has_an_object_a_line(tmp_path):
     assert "0.123456" not in path.read_text()  # its loss
     assert failed["exception"].endswith("ZeroDivisionError: by hand")
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_party_logs_its_own_rounds_under_its_name(tmp_path):
+    with logging_to(tmp_path / "log", True, "party", "alpha") as logged:
+        logged.on_round(record(1, participants=[0]))
+    (entry,) = read_log(tmp_path / "log")
+    assert (entry["present"], entry["absent"], entry["level"]) == (["alpha"], {}, "INFO")
 
 
 def test_a_log_for_people_has_a_line_for_each_event_and_is_gone_on_with(tmp_path):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional
 
 import typer
 
@@ -43,6 +43,11 @@ Scores = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--scores", help="Whose scores leave: never, own, all. In place of the policy's."),
 ]
+LogFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--log-file", help="File to which is added what happens."),
+]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Write it as JSON, a line for everything that happens.")]
 Monitor = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--monitor", help="Address of a health and metrics endpoint, as 127.0.0.1:9100."),
@@ -54,7 +59,7 @@ def serve(
     keys: Keys = Path("keys"),
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the run. Otherwise runs/FEDERATION-SERVER."),
+        typer.Option(help="Folder of the run; one that was stopped is gone on with. Otherwise runs/FEDERATION-SERVER."),
     ] = None,
     listen: Annotated[
         Optional[str],  # noqa: UP045
@@ -66,6 +71,8 @@ def serve(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite the run in the folder.")] = False,
     monitor: Monitor = None,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
 ) -> None:
     """Run the server of a federation: it never sees a graph, and it goes on with the parties that are there."""
     import tomllib
@@ -79,12 +86,13 @@ def serve(
     if resume is not None and out is not None and out != resume:
         raise InputError("Give --resume or --out, not both: a run goes on in its own folder.")
     folder = resume or out or Path("runs") / f"{file.name}-{file.server}"
+    goes_on = resume is not None or ((folder / "federation.json").is_file() and not overwrite)
     content = tomllib.loads(federation.read_text(encoding="utf-8"))
     connect = node_opener(file.server, keys, file.parties, file, listen=[listen or file.address])
-    rounds = file.experiment.rounds
-    with showing(rounds, f"{file.name}: {file.server}", monitor, "server", file.server) as callbacks:
+    rounds, watching = file.experiment.rounds, Watching(monitor, log_file, log_json)
+    with showing(rounds, f"{file.name}: {file.server}", watching, "server", file.server) as callbacks:
         summary = serve_federation(
-            file, content, folder, connect, resume=resume is not None, overwrite=overwrite, callbacks=callbacks
+            file, content, folder, connect, resume=goes_on, overwrite=overwrite, callbacks=callbacks
         )
     from graft.experiments.reports.report import write_report
 
@@ -111,6 +119,8 @@ def join(
     scores: Scores = None,
     device: Device = "auto",
     monitor: Monitor = None,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
 ) -> None:
     """Take part in a federation with your own graph and model; both stay here."""
     from graft.engines.policy import read_policy
@@ -123,12 +133,14 @@ def join(
     address = server or (file.address if file else None)
     if not address:
         raise InputError("Where is the server? Give --server HOST:PORT, or the federation's file.")
+    if file is not None:
+        file.number(name)  # refused before anybody is asked
     joining = Joining(name, data, model, device, read_policy(policy, scores=scores))
     who = file.server if file else server_name(address, load_keys(keys, name))
     folder = out or Path("runs") / f"{file.name if file else who}-{name}"
     connect = node_opener(name, keys, [who], file, connect=[address])
-    rounds = file.experiment.rounds if file else 0
-    with showing(rounds, f"{folder.name}", monitor, "party", name) as callbacks:
+    rounds, watching = file.experiment.rounds if file else 0, Watching(monitor, log_file, log_json)
+    with showing(rounds, f"{folder.name}", watching, "party", name) as callbacks:
         result = join_federation(joining, who, folder, connect, asking(approve), file=file, callbacks=callbacks)
     finish_own(folder, result)
 
@@ -147,6 +159,8 @@ def peer(
     ] = None,
     device: Device = "auto",
     monitor: Monitor = None,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
 ) -> None:
     """Take part in a federation without a server: peers hear each other, and nobody else."""
     from graft.experiments.federation_file import read_federation
@@ -163,26 +177,34 @@ def peer(
     # Each connects to those before it in the file, and is connected to by those after it.
     before = [file.peers[other] for other in file.parties[:number]]
     connect = node_opener(name, keys, others, file, listen=[listen or file.peers[name]], connect=before)
-    peering = Peering(name, data, model, device)
-    with showing(file.experiment.rounds, f"{file.name}: {name}", monitor, "peer", name) as callbacks:
+    peering, watching = Peering(name, data, model, device), Watching(monitor, log_file, log_json)
+    with showing(file.experiment.rounds, f"{file.name}: {name}", watching, "peer", name) as callbacks:
         result = take_part_as_peer(peering, file, folder, connect, asking(approve), callbacks=callbacks)
     finish_own(folder, result)
 
 
+class Watching(NamedTuple):
+    """Who else is told how a run goes on."""
+
+    monitor: str | None  # the address of an endpoint
+    log_file: Path | None
+    log_json: bool
+
+
 @contextmanager
 def showing(
-    rounds: int, label: str, monitor: str | None, role: Literal["server", "party", "peer"], name: str
+    rounds: int, label: str, watching: Watching, role: Literal["server", "party", "peer"], name: str
 ) -> Iterator[list[Callback]]:
-    """Shows a run line by line, and to whoever asks at the address of a monitor."""
+    """Shows a run line by line, in a log, and to whoever asks at the address of a monitor."""
     from graft.cli.progress import PlainProgress
-
-    if monitor is None:
-        yield [PlainProgress(rounds, label)]
-        return
+    from graft.experiments.json_logs import logging_to
     from graft.experiments.monitoring import monitoring
 
-    with monitoring(monitor, role, name) as watched:
-        yield [PlainProgress(rounds, label), watched]
+    with (
+        logging_to(watching.log_file, watching.log_json, role, name) as logged,
+        monitoring(watching.monitor, role, name) as monitored,
+    ):
+        yield [PlainProgress(rounds, label), logged, monitored]
 
 
 def node_opener(
@@ -198,7 +220,7 @@ def node_opener(
     from graft.engines.zenoh import MOST_BYTES, ZenohNode
     from graft.keys import load_keys
 
-    files = load_keys(keys, name)
+    files = load_keys(keys, name, listens=bool(listen), connects=bool(connect))
     most = MOST_BYTES if file is None else file.limits.most_bytes
 
     def open_node(handler: Handler) -> Node:

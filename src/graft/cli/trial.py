@@ -57,6 +57,8 @@ def trial(
     everybody = [*([file.server] if file.has_server else []), *file.parties]
     choices = (models or "").split(",") if models else [None]
     with ExitStack() as stack:
+        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
+        stack.callback(signal.signal, signal.SIGTERM, previous)
         processes = {}
         for name in everybody:
             position = file.parties.index(name) if name in file.parties else 0

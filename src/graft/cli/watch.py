@@ -158,9 +158,18 @@ class RunWatch:
             FINISHED: f"is finished after {state.round} rounds; its report: graft report {folder}",
             RUNNING: f"is running, {'' if state.round else 'before '}{rounds}",
             STOPPED: f"stopped or crashed {before} {rounds}, {short_time(int(self.run.silence()))} ago; "
-            f"go on with: graft resume {folder}",
+            + (
+                "the command that began it goes on with it"
+                if between_organisations(folder)
+                else f"go on with: graft resume {folder}"
+            ),
         }
         say(f"{folder} {sentences[self.status]}")
+
+
+def between_organisations(folder: Path) -> bool:
+    """Returns whether a folder is of a server, a party or a peer, whose own command goes on with it."""
+    return (folder / "federation.json").is_file()
 
 
 class ManyWatch:

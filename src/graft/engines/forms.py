@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from graft.tensors.trees import Tree, flatten, unflatten
+from graft.tensors.trees import Tree, all_finite, flatten, unflatten
 
 Audience = Literal["server", "peers", "nobody"]  # who is given what a step returns
 
@@ -167,7 +167,7 @@ def dtype_of(leaf: Any) -> str | None:
 def is_finite(leaf: Any) -> bool:
     """Returns whether all numbers of a leaf are finite; a plain integer must fit into one of 64 bits."""
     if isinstance(leaf, Tensor):
-        return bool(leaf.isfinite().all()) if leaf.is_floating_point() else True
+        return all_finite(leaf)
     return abs(leaf) <= LARGEST_INTEGER if isinstance(leaf, int) else math.isfinite(leaf)
 
 

@@ -3,11 +3,19 @@
 A server that loses somebody in the middle of a round does the round again without; one that was killed does it again
 when it is back. It says with every request after which round this client's work counted last, and so both sides agree
 however either of them was stopped.
+
+Whoever kills a client loses nothing: all is with the system before an answer leaves. On the disk it is a little later,
+and at the latest before a round counts here. So a power failure may cost a client its work in the round that was open;
+its server is told after which round it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +24,16 @@ import torch
 
 from graft.engines.messages import DamagedMessage, pack, unpack
 from graft.errors import InputError
-from graft.files import explained, write_bytes
+from graft.files import explained, replace_bytes, sync_file, write_bytes
 from graft.tensors.trees import Tree, flatten, map_tree
 
+log = logging.getLogger(__name__)
 COMMITTED, PENDING = "committed", "pending"  # names of files
+CHECKED = 4  # bytes of a checksum
+
+
+class DamagedState(InputError):
+    """Says which file of a state is damaged."""
 
 
 class StateMissing(ValueError):
@@ -33,14 +47,14 @@ class OpenRound:
     round: int
     attempt: str  # how often this round was begun, and by which process of the server's
     request: str = ""  # what it was known by
-    notes: Mapping[str, Any] = field(default_factory=dict)  # what else is to be known of the round until it counts
+    note: dict[str, Any] = field(default_factory=dict)  # what the client wants to know of the round when it counts
 
 
 class KeptState:
     """The state of one client: as it was after the last round that counted, and as it is in a round that is open."""
 
     def __init__(self, state: Tree, folder: Path | None = None, on_commit: Callable[[int], None] | None = None) -> None:
-        """`state` is the tree that steps change; with a folder everything is on the disk before anybody hears of it."""
+        """`state` is the tree that steps change; with a folder all is in files before anybody hears of it."""
         self.state = state
         self.committed = 0  # the last round that counted
         self.open: OpenRound | None = None
@@ -48,15 +62,18 @@ class KeptState:
         self._before = copied(state)
         self._folder = folder
         self._on_commit = on_commit
+        self._is_saved = False  # whether the file of the open round holds the state as it is
+        self._syncing: Future[None] | None = None  # that file's way to the disk
+        self._syncs = ThreadPoolExecutor(1, thread_name_prefix="sync")
         if folder is not None:
             self._load(folder)
 
     def enter(self, round: int, after: int, attempt: str) -> None:
         """Goes on in a round, or begins it with the state after another one."""
-        if self.open is not None and (self.open.round, self.open.attempt) == (round, attempt):
-            return
-        self.settle(after)
-        self.open = OpenRound(round, attempt)
+        if self.open is None or (self.open.round, self.open.attempt) != (round, attempt):
+            self.settle(after)
+            self.open = OpenRound(round, attempt)
+        self._is_saved = False
 
     def visit(self, round: int, after: int, attempt: str) -> None:
         """Makes the state what it is at this point of a round, for a step that changes nothing."""
@@ -73,13 +90,16 @@ class KeptState:
         if self.committed != after:
             raise StateMissing(f"its state is that after round {self.committed}, not {after}")
 
-    def save(self, request: str, answer: bytes, notes: Mapping[str, Any] | None = None) -> None:
+    def save(self, request: str, answer: bytes, note: dict[str, Any] | None = None) -> None:
         """Puts what the open round has made so far where it is safe, before the answer to a request leaves."""
         assert self.open is not None
-        self.open, self.answer = OpenRound(self.open.round, self.open.attempt, request, notes or {}), answer
+        self.open, self.answer = OpenRound(self.open.round, self.open.attempt, request, note or {}), answer
         if self._folder is not None:
             stored = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
-            write_state(self._folder / PENDING, Tree(state=self.state, answer=stored), **asdict(self.open))
+            replace_bytes(
+                self._folder / PENDING, *state_bytes(Tree(state=self.state, answer=stored), **asdict(self.open))
+            )
+            self._is_saved, self._syncing = True, self._syncs.submit(sync, self._folder / PENDING)
 
     def start_from(self, state: Tree, round: int) -> None:
         """Takes a state of before in the place of everything."""
@@ -92,12 +112,17 @@ class KeptState:
         if self._on_commit is not None:
             self._on_commit(self.open.round)
         self._before, self.committed = copied(self.state), self.open.round
-        if self._folder is not None:
-            write_state(self._folder / COMMITTED, Tree(state=self.state), round=self.committed)
+        if self._folder is not None and self._is_saved:
+            if self._syncing is not None:
+                self._syncing.result()
+            (self._folder / PENDING).replace(self._folder / COMMITTED)
+        elif self._folder is not None:
+            write_bytes(self._folder / COMMITTED, *state_bytes(Tree(state=self.state), round=self.committed))
         self._close()
 
     def _close(self) -> None:
         self.open, self.answer = None, b""
+        self._is_saved, self._syncing = False, None
         if self._folder is not None:
             (self._folder / PENDING).unlink(missing_ok=True)
 
@@ -110,10 +135,10 @@ class KeptState:
         with explained(f"{folder} cannot be used", InputError):
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / COMMITTED).exists():
-                write_state(folder / COMMITTED, Tree(state=self.state), round=0)
+                write_bytes(folder / COMMITTED, *state_bytes(Tree(state=self.state), round=0))
                 return
             pending = folder / PENDING
-            opened = self._read(pending) if pending.exists() else None
+            opened = self._read_pending(pending) if pending.exists() else None
             head, tree = self._read(folder / COMMITTED)
             self._replace(tree.state)
             self._before, self.committed = copied(tree.state), head["round"]
@@ -121,23 +146,42 @@ class KeptState:
                 head, tree = opened
                 self._replace(tree.state)
                 self.open, self.answer = OpenRound(**head), bytes(tree.answer.numpy())
+                self._is_saved, self._syncing = True, self._syncs.submit(sync, pending)
             else:  # it was stopped between two files
                 pending.unlink(missing_ok=True)
 
+    def _read_pending(self, path: Path) -> tuple[dict[str, Any], Tree] | None:
+        """Returns what was kept of an open round; None where a power failure damaged it."""
+        try:
+            return self._read(path)
+        except DamagedState as error:
+            log.warning("%s The work of the round that was open is lost.", error)
+            return None
+
     def _read(self, path: Path) -> tuple[dict[str, Any], Tree]:
         """Returns what a file of a state holds, which must be one of this method and this model."""
+        content = path.read_bytes()
         try:
-            head, tree = unpack(path.read_bytes())
+            if zlib.crc32(memoryview(content)[CHECKED:]) != int.from_bytes(content[:CHECKED], "little"):
+                raise DamagedMessage("its checksum is another")
+            head, tree = unpack(content[CHECKED:])
         except DamagedMessage as error:
-            raise InputError(f"{path} is damaged: {error}.") from error
+            raise DamagedState(f"{path} is damaged: {error}.") from error
         shapes = {name: leaf.shape for name, leaf in flatten(tree.state)}
         if any(shapes.get(name) != leaf.shape for name, leaf in flatten(self.state)):
             raise InputError(f"{path} is not a state of this method and this model.")
         return head, tree
 
 
-def write_state(path: Path, tree: Tree, **head: object) -> None:
-    write_bytes(path, pack(dict(head), tree))
+def state_bytes(tree: Tree, **head: object) -> tuple[bytes, bytes]:
+    """Returns what a file of a state holds: a checksum, and a message."""
+    content = pack(dict(head), tree)
+    return zlib.crc32(content).to_bytes(CHECKED, "little"), content
+
+
+def sync(path: Path) -> None:
+    with suppress(FileNotFoundError):  # the round was forgotten meanwhile
+        sync_file(path)
 
 
 def copied(state: Tree) -> Tree:

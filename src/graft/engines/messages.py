@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -37,6 +36,7 @@ DTYPES = {
     torch.bool: ("BOOL", 1),
 }
 WIDTHS = dict(DTYPES.values())
+KINDS = {name: dtype for dtype, (name, _) in DTYPES.items()}
 
 
 class DamagedMessage(ValueError):
@@ -47,22 +47,42 @@ def pack(head: dict[str, Any], tree: Any = None) -> bytes:
     """Returns the bytes of a message: a head of plain values, and a tree of tensors and finite numbers."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, int | float] = {}
-    stored: set[int] = set()
-    for path, leaf in flatten(tree or {}):
+    leaves = list(flatten(tree or {}))
+    for path, leaf in leaves:
         if isinstance(leaf, Tensor):
             if leaf.dtype not in DTYPES:
                 raise TypeError(f"a message cannot hold '{path}', whose dtype is {leaf.dtype}")
-            tensor = leaf.detach().cpu().contiguous()
-            memory = tensor.untyped_storage().data_ptr()
-            tensors[path] = tensor.clone() if memory in stored else tensor  # safetensors refuses shared memory
-            stored.add(memory)
+            tensors[path] = leaf
         else:
             check_number(path, leaf)
             numbers[path] = leaf
-    # Order is part of a tree: the head lists the paths, since safetensors sorts them.
-    order = [path for path, _ in flatten(tree or {})]
+    # Order is part of a tree: the head lists the paths, since numbers are elsewhere than tensors.
+    order = [path for path, _ in leaves]
     text = json.dumps({"head": head, "numbers": numbers, "order": order, "empty": tree is None}).encode()
-    return len(text).to_bytes(8, "little") + text + safetensors.torch.save(tensors)
+    return b"".join((len(text).to_bytes(8, "little"), text, *tensor_bytes(tensors)))
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Returns the safetensors form of some tensors in parts that are still to be joined: the library itself would copy
+    them several times."""
+    table: dict[str, Any] = {}
+    contents = []
+    end = 0
+    for path, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        table[path] = {"dtype": DTYPES[tensor.dtype][0], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        contents.append(raw_bytes(tensor))
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)  # as the library pads it
+    return [len(text).to_bytes(8, "little"), text, *contents]
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Returns the bytes of a tensor, without a copy where they lie in order already."""
+    ordered = tensor.detach().cpu().contiguous()
+    flat = ordered.as_strided((ordered.numel(),), (1,))  # an axis of one entry may have any stride
+    content: Any = flat.view(torch.uint8).numpy()
+    return memoryview(content)
 
 
 def unpack(data: bytes, most_bytes: int = MOST_BYTES) -> tuple[dict[str, Any], Any]:
@@ -73,7 +93,7 @@ def unpack(data: bytes, most_bytes: int = MOST_BYTES) -> tuple[dict[str, Any], A
     """
     try:
         require(len(data) <= most_bytes, f"{len(data)} bytes are more than the {most_bytes} that are taken")
-        frame, body = read_table(data, "head")
+        frame, body = read_table(memoryview(data), "head")
         require(frame.keys() == {"head", "numbers", "order", "empty"}, "its frame has other fields")
         head, numbers, order, empty = frame["head"], frame["numbers"], frame["order"], frame["empty"]
         require(isinstance(head, dict) and isinstance(numbers, dict), "its head or its numbers are not a table")
@@ -82,11 +102,11 @@ def unpack(data: bytes, most_bytes: int = MOST_BYTES) -> tuple[dict[str, Any], A
         check_paths(order)
         for path, number in numbers.items():
             check_number(path, number)
-        names = check_tensors(body)
-        require(len(numbers) + len(names) == len(order), "its order does not list every leaf once")
-        require(numbers.keys() | names == set(order), "its order lists other leaves than there are")
+        tensors = read_tensors(body)
+        require(len(numbers) + len(tensors) == len(order), "its order does not list every leaf once")
+        require(numbers.keys() | tensors.keys() == set(order), "its order lists other leaves than there are")
         require(not (empty and order), "it says that there is no tree, and has leaves")
-        leaves: dict[str, Any] = {**safetensors.torch.load(body), **numbers}
+        leaves: dict[str, Any] = {**tensors, **numbers}
         tree = unflatten({path: leaves[path] for path in order})
         require([path for path, _ in flatten(tree)] == order, "its order leaves a branch and comes back to it")
         return head, None if empty else tree
@@ -99,12 +119,12 @@ def require(fits: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-def read_table(data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
+def read_table(data: memoryview, what: str) -> tuple[dict[str, Any], memoryview]:
     """Returns the JSON table that begins some bytes, after its length, and the rest of them."""
     length = int.from_bytes(data[:8], "little")
     require(len(data) >= 8 and length <= len(data) - 8, f"its {what} is longer than the message")
     require(length <= MOST_HEAD, f"its {what} is longer than {MOST_HEAD} bytes")
-    table = json.loads(data[8 : 8 + length].decode(), object_pairs_hook=unique)
+    table = json.loads(bytes(data[8 : 8 + length]).decode(), object_pairs_hook=unique)
     require(isinstance(table, dict), f"its {what} is not a table")
     return table, data[8 + length :]
 
@@ -156,8 +176,8 @@ def check_paths(paths: Iterable[Any]) -> None:
     require(leaves.isdisjoint(branches), "a leaf is also a branch")
 
 
-def check_tensors(body: bytes) -> set[str]:
-    """Returns the names of tensors whose header tells the truth about the bytes that follow it.
+def read_tensors(body: memoryview) -> dict[str, Tensor]:
+    """Returns copies of tensors whose header tells the truth about the bytes that follow it.
 
     Each is where the one before it ends, is as long as its shape says, and the last ends where the message does.
     """
@@ -171,14 +191,23 @@ def check_tensors(body: bytes) -> set[str]:
         require(begin <= end <= len(values), "a tensor lies beyond the message")
         require(math.prod(shape) * width == end - begin, "a tensor is not as long as its shape says")
         if entry["dtype"] == "BOOL":  # PyTorch would calculate with any byte
-            require(not values[begin:end].translate(None, b"\0\1"), "a boolean is neither true nor false")
+            require(not bytes(values[begin:end]).translate(None, b"\0\1"), "a boolean is neither true nor false")
         places.append((begin, end))
     expected = 0
     for begin, end in sorted(places):
         require(begin == expected, "tensors overlap, or leave gaps")
         expected = end
     require(expected == len(values), "bytes belong to no tensor")
-    return set(header)
+    return {name: read_tensor(entry, values) for name, entry in header.items()}
+
+
+def read_tensor(entry: Mapping[str, Any], values: memoryview) -> Tensor:
+    """Returns a tensor as a header that was checked describes it."""
+    begin, end = entry["data_offsets"]
+    dtype = KINDS[entry["dtype"]]
+    if begin == end:
+        return torch.empty(entry["shape"], dtype=dtype)
+    return torch.frombuffer(bytearray(values[begin:end]), dtype=dtype).reshape(entry["shape"])
 
 
 def whole_numbers(values: Any) -> list[int]:

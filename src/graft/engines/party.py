@@ -14,21 +14,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graft.engines.envelopes import REQUEST, Answer, EndRequest, StepRequest, seal, unseal
 from graft.engines.forms import Forms, RefusedMessage, check_message, check_tree, split_logged
 from graft.engines.kept_state import KeptState, StateMissing
-from graft.engines.messages import DamagedMessage, pack, unpack
+from graft.engines.messages import DamagedMessage, pack, raw_bytes, unpack
 from graft.engines.policy import Policy, ScoreGate
 from graft.engines.steps import run_step
 from graft.errors import InputError
 from graft.federation.clients import Traffic
 from graft.federation.method import SCORING
 from graft.federation.setup import Setup
-from graft.files import explained, parse_json, printable, read_text, write_text
+from graft.files import explained, parse_json, printable, read_text, replace_bytes
 from graft.tensors.trees import Tree, count_bytes, flatten
 
 MOST_SIZE = 10**7  # of a dimension that depends on the data of clients
@@ -68,12 +68,7 @@ class Party:
         self.fleet = setup.fleet([0])
         setup.method.start_client(self.fleet)
         self._on_commit, self._on_end = on_commit, on_end
-        self._losses: dict[str, float | None] = {}  # this and the next: of the open round
-        self._traffic = Traffic()
         self.state = KeptState(self.fleet.state, folder and folder / "state", self._committed)
-        if self.state.open is not None and self.state.open.notes:
-            self._losses = dict(self.state.open.notes["losses"])
-            self._traffic = Traffic(**self.state.open.notes["traffic"])
         self.sent, self.refusals, self.private = (Journal(folder, name) for name in ("sent", "refused", "private"))
         self._start, self._number, self._last = 0, 0, ("", b"")  # of the server; what it asked last, and the answer
         self._gate = ScoreGate(policy, setup.method, self.fleet.on(self.fleet.scoring).totals().flatten().tolist())
@@ -96,7 +91,7 @@ class Party:
             request: StepRequest | EndRequest | None = None
             try:
                 request, body = self._open(sender, data)
-                known_by = hashlib.blake2b(data, digest_size=16).hexdigest()
+                known_by = hashlib.sha256(data).hexdigest()
                 repeated = self._in_order(request, known_by)
                 if repeated is not None:
                     return repeated
@@ -132,7 +127,7 @@ class Party:
         # An answer that changed something is kept beside what it changed.
         again = b"" if self.state.open is not None and self.state.open.request == known_by else answer
         kept = {"start": self._start, "number": self._number, "request": known_by}
-        write_text(self._order_file, json.dumps({**kept, "answer": base64.b64encode(again).decode()}))
+        replace_bytes(self._order_file, json.dumps({**kept, "answer": base64.b64encode(again).decode()}).encode())
 
     def _answer(self, kind: Any, request: StepRequest | EndRequest | None, reason: str = "") -> Answer:
         run, number = ("", 0) if request is None else (request.run, request.number)
@@ -177,16 +172,12 @@ class Party:
             self.state.visit(request.round, request.after, request.attempt)
         else:
             self.state.enter(request.round, request.after, request.attempt)
-            if self.state.open is not None and not self.state.open.request:  # the first step of an attempt
-                self._losses, self._traffic = {}, Traffic()
         reply, losses = run_step(self.setup, self.fleet, request, message)
         leaving, staying = split_logged(reply, form.reply)
         check_tree(leaving, form.sent, f"the reply of step '{request.step}'", self.terms.most_size)
         answer = seal(self._answer("reply", request), pack({}, leaving))
         if not scoring:
-            self._losses |= losses
-            self._traffic.add(Traffic(up=count_bytes(leaving), down=count_bytes(message or {})))
-            self.state.save(known_by, answer, {"losses": self._losses, "traffic": asdict(self._traffic)})
+            self.state.save(known_by, answer, self._noted(losses, count_bytes(leaving), count_bytes(message or {})))
         stays = {path: leaf.tolist() for path, leaf in flatten(staying)}
         self.private.add(round=request.round, step=request.step, losses=losses, **({"stays": stays} if stays else {}))
         self.sent.add(round=request.round, step=request.step, number=request.number, fields=described(leaving))
@@ -199,7 +190,7 @@ class Party:
             raise Refused(reason)
         self._gate.answered(request.step, request.round)
         if self._gate_file is not None:
-            self._gate_file.write_text(json.dumps(self._gate.state()))
+            replace_bytes(self._gate_file, json.dumps(self._gate.state()).encode())
 
     def _end(self, request: EndRequest) -> bytes:
         self.state.settle(request.after)
@@ -207,9 +198,19 @@ class Party:
             self._on_end(request.reason)
         return seal(self._answer("reply", request), pack({}))
 
+    def _noted(self, losses: Mapping[str, float | None], up: int, down: int) -> dict[str, Any]:
+        """Returns the losses and bytes of the open round so far, which are kept with its state."""
+        before = {} if self.state.open is None else self.state.open.note
+        return {
+            "losses": {**before.get("losses", {}), **losses},
+            "up": before.get("up", 0) + up,
+            "down": before.get("down", 0) + down,
+        }
+
     def _committed(self, round: int) -> None:
-        if self._on_commit is not None:
-            self._on_commit(round, self._losses, self._traffic)
+        if self._on_commit is not None and self.state.open is not None:
+            note = self.state.open.note
+            self._on_commit(round, note.get("losses", {}), Traffic(note.get("up", 0), note.get("down", 0)))
 
 
 def described(tree: Tree) -> list[dict[str, Any]]:
@@ -219,7 +220,7 @@ def described(tree: Tree) -> list[dict[str, Any]]:
             "field": path,
             "shape": list(leaf.shape),
             "bytes": leaf.nbytes,
-            "hash": hashlib.blake2b(leaf.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest(),
+            "hash": hashlib.blake2b(raw_bytes(leaf), digest_size=16).hexdigest(),
         }
         for path, leaf in flatten(tree)
     ]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 from typing import Annotated, Any, Literal
 
 import torch
@@ -34,6 +35,7 @@ from graft.files import printable, write_bytes
 from graft.tensors.trees import Tree, map_tree, stack
 
 KEPT_ROUNDS = 2  # in which something was sent stay in the outbox, for those who are a little behind
+BEGUN = ""  # in the place of an exchange: that the round has begun
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ class Outbox:
             self._messages[round, exchange] = message
             self._changed.notify_all()
 
+    def wait_until(self, round: int, seconds: float) -> bool:
+        """Returns whether a round has begun here, waiting for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.round >= round, seconds)
+
     def wait_for(self, round: int, exchange: str, seconds: float) -> bytes | None:
         """Returns a message when it is there; None if it does not come in time, or is not kept any more."""
         end = time.monotonic() + seconds
@@ -134,7 +141,8 @@ class Peer:
         self.outbox = Outbox(folder and folder / "outbox")
         self.sent, self.refusals = Journal(folder, "sent"), Journal(folder, "refused")
         self.absent: dict[str, str] = {}  # who was not heard in this round, and why
-        self.newest = 0  # the latest round that others were seen in
+        self._seen: dict[str, int] = {}  # the latest round that each of the others was seen in
+        self._left_behind: set[str] = set()  # for whom nobody waits until they are seen again
 
     @property
     def name(self) -> str:
@@ -143,10 +151,41 @@ class Peer:
     def members(self) -> list[int]:
         return list(range(len(self._names)))
 
+    @property
+    def newest(self) -> int:
+        """Returns the round that most of the others have reached; one that tells nonsense is not believed."""
+        return median_low(list(self._seen.values())) if self._seen else 0
+
+    def see(self, name: str, round: int) -> None:
+        """Notes in which round another peer is."""
+        if name in self._names and name != self.name:
+            self._seen[name] = max(round, self._seen.get(name, 0))
+            if round + 1 >= self.outbox.round:
+                self._left_behind.discard(name)
+
     def begin(self, round: int) -> None:
-        """Begins a round."""
+        """Begins a round when all others have begun the one before: who hears nobody would be far ahead otherwise, and
+        have forgotten what those who are slower come to ask for."""
         self.absent = {}
+        awaited = [
+            name
+            for name in self._names
+            if name not in (self.name, *self._left_behind) and self._seen.get(name, 0) < round - 1
+        ]
+        if awaited and round >= self.newest:
+            asked = seal(Fetch(self._run, round - 1, BEGUN, None, self.patience.seconds))
+            for name, data in self.node.ask(dict.fromkeys(awaited, asked), self.patience).items():
+                self._note_round(name, data)
+                if self._seen.get(name, 0) < round - 1:
+                    self._left_behind.add(name)
         self.outbox.begin(round)
+
+    def _note_round(self, name: str, data: bytes | Absent) -> None:
+        if not isinstance(data, Absent):
+            try:
+                self.see(name, unseal(data, FETCHED)[0].round)
+            except DamagedMessage as error:
+                self.refusals.add(sender=name, reason=printable(error), bytes=len(data))
 
     def execute(self, server: Server, kind: Any, round: Round) -> tuple[Tree, Any]:  # noqa: ARG002
         return fetch(*round())
@@ -190,6 +229,7 @@ class Peer:
         messages: dict[int, Tree] = {}
         for name, data in (self.node.ask(requests, self.patience) if requests else {}).items():
             sender = asked[name]
+            self._note_round(name, data)
             message = self._open(data, request, parts[sender], own)
             if isinstance(message, str):
                 self.absent[name] = message
@@ -203,7 +243,6 @@ class Peer:
             return data.reason
         try:
             answer, body = unseal(data, FETCHED)
-            self.newest = max(self.newest, answer.round)
             if answer.kind != "message":
                 reasons = {"past": f"is in round {answer.round} already", "late": "was not ready in time"}
                 return reasons.get(answer.kind, f"refused: {printable(answer.reason)}")
@@ -232,7 +271,11 @@ class Peer:
             fetch, body = unseal(data, FETCH)
             if fetch.run != self._run or body:
                 raise ValueError("the request is one of another federation or of an earlier run")
+            self.see(sender, fetch.round)
             most = min(fetch.seconds, self.patience.seconds) if fetch.seconds == fetch.seconds else 0.0
+            if fetch.exchange == BEGUN:
+                begun = self.outbox.wait_until(fetch.round, most)
+                return seal(Fetched("message" if begun else "late", self.outbox.round))
             packed = self.outbox.wait_for(fetch.round, fetch.exchange, most)
             if packed is None:
                 return seal(Fetched("past" if self.outbox.round > fetch.round else "late", self.outbox.round))

@@ -36,6 +36,15 @@ class Answered(NamedTuple):
     reply: Any
 
 
+class Said(NamedTuple):
+    """Something that was asked and answered."""
+
+    request: Request
+    body: bytes
+    key: bytes  # a hash of both
+    answered: Answered
+
+
 @dataclass
 class Conversation:
     """What was said to one client, and what it answered."""
@@ -44,7 +53,7 @@ class Conversation:
     number: int = 0  # of the last request
     attempt: int = 0  # how often it was sent back to the beginning of a round
     # Of this round: what was asked of it and the reply, in order, where that changed what it keeps.
-    said: list[tuple[Request, bytes, Answered]] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
     repeated: int = 0  # how many of these the present attempt has asked for again
     scores: dict[bytes, Answered] = field(default_factory=dict)  # replies that changed nothing, by what was asked
 
@@ -71,7 +80,9 @@ class Remote:
         """`names` are those of all clients at the node, in order; `after` says in which round each worked last."""
         self._setup, self.node, self.names, self.patience = setup, node, list(names), patience
         self._run, self._start, self._round = run, time.time_ns(), 0
-        self._talks = {client: Conversation((after or {}).get(client, 0)) for client in range(len(self.names))}
+        # Numbers go on from the time, so that no answer to an earlier process of this server has one of them.
+        counted = after or {}
+        self._talks = {client: Conversation(counted.get(client, 0), self._start) for client in range(len(self.names))}
         self._losses: StepLosses = []
         self._dropped: set[int] = set()  # who was lost in this round
 
@@ -84,7 +95,8 @@ class Remote:
     def ask(self, request: Request) -> Replies:
         self._enter(request.round)
         bodies = self._bodies(request)
-        answered, diverged = self._reuse(request, bodies)
+        keys = digests(request, bodies)
+        answered, diverged = self._reuse(request, keys)
         reasons = self._send_back(diverged)
         waiting = [client for client in request.clients if client not in answered and client not in reasons]
         while waiting:
@@ -100,7 +112,8 @@ class Remote:
                     answered[client] = answer
             waiting = again
         reasons |= self.screen(request, {client: answer.reply for client, answer in answered.items()})
-        self._remember(request, bodies, {client: answered[client] for client in answered if client not in reasons})
+        kept = {client: answer for client, answer in answered.items() if client not in reasons}
+        self._remember(request, bodies, keys, kept)
         if reasons:
             raise self._absent(reasons, request)
         for client in request.clients if self.losses_travel else ():
@@ -152,18 +165,18 @@ class Remote:
             talk.repeated = 0
         self._losses = []
 
-    def _reuse(self, request: Request, bodies: Mapping[int, bytes]) -> tuple[dict[int, Answered], list[int]]:
+    def _reuse(self, request: Request, keys: Mapping[int, bytes]) -> tuple[dict[int, Answered], list[int]]:
         """Returns what clients have answered already, and who was asked something else at this point of the round."""
         answered: dict[int, Answered] = {}
         diverged = []
         for client in request.clients:
-            talk, key = self._talks[client], digest(request, bodies[client])
+            talk, key = self._talks[client], keys[client]
             if request.step in SCORING:
                 if key in talk.scores:
                     answered[client] = talk.scores[key]
             elif talk.repeated < len(talk.said):
-                if digest(*talk.said[talk.repeated][:2]) == key:
-                    answered[client] = talk.said[talk.repeated][2]
+                if talk.said[talk.repeated].key == key:
+                    answered[client] = talk.said[talk.repeated].answered
                     talk.repeated += 1
                 else:
                     diverged.append(client)
@@ -179,7 +192,7 @@ class Remote:
         for position in range(max((self._talks[client].repeated for client in clients), default=0)):
             left = [c for c in clients if c not in reasons and position < self._talks[c].repeated]
             again = {client: self._talks[client].said[position] for client in left}
-            received = self._exchange({c: (self._request(before, c), body) for c, (before, body, _) in again.items()})
+            received = self._exchange({c: (self._request(said.request, c), said.body) for c, said in again.items()})
             for client, answer in received.items():
                 if isinstance(answer, str) or answer.answer.kind != "reply":
                     reasons[client] = answer if isinstance(answer, str) else answer.answer.reason
@@ -238,13 +251,19 @@ class Remote:
     def note(self, client: int, what: str) -> None:
         """Is told what a person should know of a client."""
 
-    def _remember(self, request: Request, bodies: Mapping[int, bytes], answered: Mapping[int, Answered]) -> None:
+    def _remember(
+        self,
+        request: Request,
+        bodies: Mapping[int, bytes],
+        keys: Mapping[int, bytes],
+        answered: Mapping[int, Answered],
+    ) -> None:
         for client, answer in answered.items():
             talk = self._talks[client]
             if request.step in SCORING:
-                talk.scores[digest(request, bodies[client])] = answer
+                talk.scores[keys[client]] = answer
             elif len(talk.said) == talk.repeated:  # it was not repeated just now
-                talk.said.append((request, bodies[client], answer))
+                talk.said.append(Said(request, bodies[client], keys[client], answer))
                 talk.repeated += 1
 
     def _absent(self, reasons: Mapping[int, str], request: Request) -> ClientsAbsent:
@@ -252,7 +271,7 @@ class Remote:
             self._dropped |= reasons.keys()
         listed = "; ".join(f"{self._setup.client_name(client)} {reason}" for client, reason in reasons.items())
         sentence = f"Not all answered step '{request.step}' of {self._setup.name}, round {request.round}: {listed}."
-        return ClientsAbsent(reasons, sentence, self.rewind)
+        return ClientsAbsent(reasons, sentence, self.rewind, request.step)
 
     def end(self, reason: str = "") -> None:
         """Tells all clients that there are no more rounds, and so whether the last one counted."""
@@ -261,7 +280,7 @@ class Remote:
         for client, talk in self._talks.items():
             talk.number += 1
             requests[self.names[client]] = seal(EndRequest(self._run, self._start, talk.number, talk.after, reason))
-        self.node.ask(requests, self.patience._replace(comeback=0))
+        self.node.ask(requests, self.patience)
 
     def losses(self) -> StepLosses:
         losses, self._losses = self._losses, []
@@ -285,10 +304,12 @@ class Remote:
         self.node.close()
 
 
-def digest(request: Request, body: bytes) -> bytes:
-    """Returns a hash of what is asked, whoever asks it and however often."""
+def digests(request: Request, bodies: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Returns a hash of what every client is asked, whoever asks it and however often."""
     head = f"{request.round}/{request.step}/{request.turn}/".encode()
-    return hashlib.blake2b(head + body, digest_size=16).digest()
+    # Where all are told the same, it is the same object: that is hashed once.
+    hashes = {id(body): hashlib.sha256(body).digest() for body in {id(body): body for body in bodies.values()}.values()}
+    return {client: head + hashes[id(body)] for client, body in bodies.items()}
 
 
 def last_counted(records: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[int, int]:

@@ -17,6 +17,10 @@ from graft.files import canonical
 
 WIDTH = 80  # of a terminal
 INDENT = "    "
+ONCE = (
+    "names of your features and of the classes that occur, how your data were prepared, whether your edges have "
+    "directions and weights"
+)
 UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -157,6 +161,7 @@ def describe_consent(sheet: ConsentSheet) -> str:
         lines += ["", *textwrap.wrap(warning, WIDTH)]
     lines += ["", "What will leave, each time that the step is asked"]
     lines += [line for row in leaving for line in describe_row(row, sheet.forms[row.step])] or [f"{INDENT}nothing"]
+    lines += ["", "What leaves once, before training", *paragraph(f"{ONCE}.")]
     lines += ["", "What stays here"]
     lines += [line for row in staying for line in paragraph(f"{title(row)}: {row.what}", INDENT)] or [
         f"{INDENT}nothing"

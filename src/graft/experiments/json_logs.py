@@ -70,6 +70,9 @@ def raised(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 class LoggedRun(Callback):
     """Logs the phases of a run and its rounds: who took part and for how long, but no losses and no scores."""
 
+    def __init__(self, role: str, name: str) -> None:
+        self.role, self.name = role, name
+
     def on_phase(self, phase: str) -> None:
         log.info("Phase: %s", phase, extra={"event": {"phase": phase}})
 
@@ -78,8 +81,9 @@ class LoggedRun(Callback):
         log.info("Starting after round %(round)d of %(rounds)d", event, extra={"event": event})
 
     def on_round(self, record: Record) -> None:
-        present = [str(name) for name in record.get("participants", ())]
-        absent = {str(name): str(reason) for name, reason in record.get("absent", {}).items()}
+        # In a party's own record there is nobody but itself, by a number.
+        present = [self.name if self.role == "party" else str(who) for who in record.get("participants", ())]
+        absent = {str(who): str(reason) for who, reason in record.get("absent", {}).items()}
         seconds = round(record.get("seconds", 0.0), 3)
         event = {"round": record["round"], "seconds": seconds, "present": present, "absent": absent}
         words = f"Round %d took %.1f s with {len(present)}"
@@ -107,7 +111,7 @@ def logging_to(path: Path | None, json: bool, role: str, name: str) -> Iterator[
     for handler in handlers:
         logger.addHandler(handler)
     try:
-        yield LoggedRun()
+        yield LoggedRun(role, name)
     finally:
         for handler in handlers:
             logger.removeHandler(handler)

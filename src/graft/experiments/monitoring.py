@@ -128,8 +128,9 @@ class RunWatch(Callback):
 
     def _see(self, record: Record) -> None:
         self.round = record["round"]
-        self.present = [str(client) for client in record.get("participants", ())]
-        self.absent = [str(client) for client in record.get("absent", {})]
+        # In a party's own record there is nobody but itself, by a number.
+        self.present = [self.name if self.role == "party" else str(who) for who in record.get("participants", ())]
+        self.absent = [str(who) for who in record.get("absent", {})]
         scores: Mapping[str, Any] = record["metrics"].get(self._metric, {}) if "metrics" in record else record
         validation = scores.get("validation_global" if self._score == "global" else "validation")
         if isinstance(validation, int | float) and math.isfinite(validation):

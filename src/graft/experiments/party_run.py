@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 CONSENT = "consent.json"
 OnCommit = Callable[[int, Mapping[str, float | None], Traffic], None]
 POLL_SECONDS = 1.0  # between looks at whether the server still knows us
+READY_SECONDS = 600.0  # that a request waits for a party to be ready
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,20 @@ class Reception:
     """What answers requests while a party gets ready, and then the party itself."""
 
     def __init__(self) -> None:
-        self.handler: Handler | None = None
-        self.server = ""
+        self._handler: Handler | None = None
+        self._opened = threading.Event()
+
+    def open(self, handler: Handler | None) -> None:
+        """Lets requests in that have waited; without a handler they are not answered."""
+        self._handler = handler
+        self._opened.set()
 
     def handle(self, sender: str, data: bytes) -> bytes:
-        if self.handler is None:
+        # One who was killed and is back is asked again at once: it is not absent, just not ready yet.
+        self._opened.wait(READY_SECONDS)
+        if self._handler is None:
             raise RunError(f"{sender} asks before this party has joined")
-        return self.handler(sender, data)
+        return self._handler(sender, data)
 
 
 def join(
@@ -165,14 +173,24 @@ def join(
         directory = RunDirectory(out)
         known = (out / FILE).is_file()
         stack.enter_context(directory.lock() if known else directory.claim(False))
+        check_not_over(directory, out)
         heard.on_phase("reaching the server")
         node = stack.enter_context(closing(open_node(reception.handle)))
+        stack.callback(lambda: reception.open(None))  # nobody waits for one that is leaving
         offer = wait_for_offer(node, server, joining.reach_within)
         agreed = file or read_offer(offer, server)[0]
         run = PartyRun(joining, server, out, node, heard, offer, agreed)
         run.prepare(approve, known=known)
-        reception.handler = run.party.handle
+        reception.open(run.party.handle)
         return run.take_part()
+
+
+def check_not_over(directory: RunDirectory, out: Path) -> None:
+    """Refuses the folder of a party whose run has ended: its server is gone by now."""
+    if directory.has_result():
+        raise InputError(
+            f"{out} is of a run that has ended. Its report: graft report {out}; its predictions: graft predict {out}."
+        )
 
 
 class PartyRun:
@@ -238,7 +256,9 @@ class PartyRun:
             raise
         self.callbacks.on_phase("writing")
         with self.party.at_rest:
-            return self.record.finish()
+            result = self.record.finish()
+        ask_server(self.node, self.server, Leave(self.offer.run), WELCOME, Patience(2))  # it need not wait for us
+        return result
 
     def _come_again(self, offer: Offer) -> None:
         """Joins a server that was started anew; one of another run is left alone."""

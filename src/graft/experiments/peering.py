@@ -101,7 +101,8 @@ class PeerSession(Session):
 
     def round(self, number: int, *, evaluate: bool = True) -> RoundOutcome:
         self.engine.begin(number)
-        if number < self.engine.newest or self.engine.here[0] not in self.participants(number):
+        # What was sent in the round before the newest is still there to be heard.
+        if number < self.engine.newest - 1 or self.engine.here[0] not in self.participants(number):
             nothing = Tree(losses=torch.empty(0), details=Tree(), correct=Tree())
             return RoundOutcome(nothing, RoundFacts([], Traffic(), {}, [], {}))
         outcome = super().round(number, evaluate=evaluate)
@@ -239,15 +240,17 @@ class PeerRun:
         host = Host(device, lambda: 0, lambda setup: engine)  # noqa: ARG005
         run = Run(self.experiment, self.federation, session, recorder, self.callbacks, host)
         result = run.run_rounds(begun, checkpoint)
-        self.finished = True
-        self._linger(node, rules.comeback)
+        self.finished = result.finished
+        if self.finished:  # one that was asked to stop leaves at once
+            self._linger(node, rules.comeback)
         return result
 
     def _catch_up(self, node: Node, engine: Peer, done: int) -> None:
         """Finds out in which round the others are, for one who was away."""
         if done:
             self._greet(node, 10)
-            engine.newest = max((greeting.round for greeting in self.greetings.values()), default=0)
+            for name, greeting in self.greetings.items():
+                engine.see(name, greeting.round)
 
     def _linger(self, node: Node, seconds: float) -> None:
         """Stays until all others that are there have run all rounds; one that is gone has some seconds to come back."""

@@ -83,6 +83,8 @@ def serve(
             raise InputError(f"{out} holds no {FILE}: it is not the folder of a server.")
         stack.enter_context(directory.lock() if resume else directory.claim(overwrite))
         record = read_record(out, file) if resume else begin_record(out, file, directory)
+        if not directory.experiment.is_file():  # it was stopped before it could begin
+            directory.begin(experiment_text(file.experiment))
         heard.on_phase("rehearsing")
         door = Door(file, content, record.run)
         node = stack.enter_context(closing(open_node(door.handle)))
@@ -92,9 +94,9 @@ def serve(
 def begin_record(out: Path, file: FederationFile, directory: RunDirectory) -> FederationRecord:
     """Puts a new run of a federation on record."""
     record = FederationRecord(FORMAT, f"{file.name}-{secrets.token_hex(8)}", file.hash, list(file.parties))
-    directory.begin(experiment_text(file.experiment))
     with explained(f"{out / FILE} cannot be written", InputError):
         write_sealed(out / FILE, asdict(record))
+    directory.begin(experiment_text(file.experiment))
     return record
 
 
@@ -167,7 +169,8 @@ class Coordinator:
         else:
             self.session.server.state = checkpoint.server
         self.callbacks.on_phase("waiting for parties")
-        self._wait(len(self.file.parties))
+        finished = checkpoint is not None and checkpoint.finished
+        self._wait(len(self.file.parties), over=finished)
         parties = list(self.file.parties)
         records = tuple(self.scores.records)
         self.callbacks.on_start(RunStart(self.file.experiment, parties, self.directory.path, records))
@@ -179,6 +182,7 @@ class Coordinator:
                     raise RunError(f"Stopped as asked.{self.recorder.last_good()}")
         engine.end()
         self.door.ended = True
+        self._see_off()
         summary = self._summary(begun)
         self.recorder.finish(summary)
         return summary
@@ -199,16 +203,30 @@ class Coordinator:
     def _state(self) -> SessionState:
         return SessionState(self.session.server.state, {})
 
-    def _wait(self, wanted: int) -> None:
-        """Waits until so many parties are there, or as long as was agreed; fewer than the minimum end the run."""
+    def _see_off(self) -> None:
+        """Stays until all parties have ended; one that is gone has some seconds to come back and hear of the end."""
+        rules, gone = self.file.rounds, dict[str, float]()
+        end = time.monotonic() + rules.timeout
+        while time.monotonic() < end:
+            joined, present, now = list(self.door.joined), self.node.present(), time.monotonic()
+            gone = {name: gone.get(name, now) for name in joined if name not in present}
+            if all(name in gone and now - gone[name] >= rules.comeback for name in joined):
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _wait(self, wanted: int, *, over: bool = False) -> None:
+        """Waits until so many parties are there, or as long as was agreed; fewer than the minimum end the run.
+
+        Where all rounds are over, those who have heard so will not come any more.
+        """
         rules = self.file.rounds
-        end = time.monotonic() + rules.join_timeout
+        end = time.monotonic() + (rules.comeback if over else rules.join_timeout)
         while len(self.node.present()) < wanted and time.monotonic() < end:
             if len(self.file.parties) - len(self.door.left) < max(1, rules.minimum or 1):
                 break
             time.sleep(POLL_SECONDS)
         present = self.node.present()
-        if len(present) < max(1, rules.minimum or 1):
+        if len(present) < max(1, rules.minimum or 1) and not over:
             names = ", ".join(sorted(present)) or "nobody"
             raise RunError(
                 f"A round needs {rules.minimum} parties, but after {rules.join_timeout:g} s there are {len(present)} "

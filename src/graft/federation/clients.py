@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 class ClientsAbsent(RunError):
     """Says who of those that were asked did not answer, or not as they may: a round can go on without them."""
 
-    def __init__(self, reasons: Mapping[int, str], sentence: str, rewind: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, reasons: Mapping[int, str], sentence: str, rewind: Callable[[], None] = lambda: None, step: str = ""
+    ) -> None:
         super().__init__(sentence)
-        self.reasons = reasons  # by client
+        self.reasons, self.step = reasons, step  # by client, and what they were asked for
         self.rewind = rewind  # has the engine begin the round anew
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graft.federation.method import Method
 from graft.federation.reveals import NODES, VOTE, declared
-from graft.tensors.trees import Tree, flatten, unflatten
+from graft.tensors.trees import Tree, all_finite, flatten, unflatten
 
 LARGEST_VOTE = 2**36  # nobody has more nodes: some 69 billion
 LARGEST_SHARE = 1000  # times the median of the others' votes
@@ -65,7 +65,7 @@ def screen(
     """
     reasons: dict[int, str] = {}
     for client, reply in replies.items():
-        broken = [path for path, leaf in leaves_of(reply) if not bool(leaf.isfinite().all())]
+        broken = [path for path, leaf in flatten(reply or {}) if not all_finite(torch.as_tensor(leaf))]
         if broken:
             reasons[client] = f"sent numbers that are not finite ('{broken[0]}')"
     for name in votes:

@@ -108,8 +108,9 @@ class Session:
                 f"{self.setup.name}, round {number}; a smaller learning_rate may help."
             )
         scored = outcome.facts.scored
-        measuring = evaluate and self.setup.metrics != ACCURACY and scored != []
-        return outcome._replace(measured=self.measure(number, scored)) if measuring else outcome
+        if not evaluate or self.setup.metrics == ACCURACY or scored == []:
+            return outcome
+        return outcome._replace(measured=self._measure(number, scored))
 
     def _conduct(self, number: int, drawn: Sequence[int], traffic: Traffic) -> tuple[LinkRecord, dict[int, str]]:
         """Runs what the method does in a round; where clients are lost in it, all of it again without them."""
@@ -134,10 +135,12 @@ class Session:
 
     def _score(self, number: int, clients: Sequence[int] | None) -> tuple[Tree, list[int] | None]:
         """Returns the scores of all or some clients, with what they are divided by where not of all, and whose they
-        are: those of clients that do not answer, or keep their scores to themselves, are left out."""
+        are: those of clients that do not answer, or keep their scores to themselves, are left out, and so is a model of
+        the server's that not all of them score."""
+        everything = True
         while True:
             try:
-                scores = Tree(correct=self.evaluate(number, clients))
+                scores = Tree(correct=self.evaluate(number, clients) if everything else self._own(number, clients))
                 if clients is None:
                     return scores, None
                 scores.counts = self._count(number, clients)
@@ -145,10 +148,40 @@ class Session:
             except ClientsAbsent as lost:
                 if self.setup.minimum is None:
                     raise
+                if everything and self._of_server(lost.step):
+                    everything = False
+                    continue
                 asked = self.engine.members() if clients is None else clients
                 clients = [client for client in asked if client not in lost.reasons]
                 if not clients:
                     return Tree(), []
+
+    def _of_server(self, step: str) -> bool:
+        """Returns whether a step scores a model that the server sends beside those that clients hold."""
+        return step in ("score_shared", "measure_shared") and self.setup.method.personalised(self.server) is None
+
+    def _own(self, number: int, clients: Sequence[int] | None) -> Tree:
+        """Returns what `evaluate` does of the models alone that clients hold."""
+        method = self.setup.method
+        replies = method.ask_own_models(self.server, self._clients(number, clients), method.score, method.score_shared)
+        return Tree(own=replies.correct)
+
+    def _measure(self, number: int, clients: Sequence[int] | None) -> Mapping[str, Measured]:
+        """Returns the metrics of clients; of the models alone that they hold where not all measure the server's, and
+        none where not all measure these."""
+        try:
+            return self.measure(number, clients)
+        except ClientsAbsent as lost:
+            if self.setup.minimum is None:
+                raise
+            if not self._of_server(lost.step):
+                return {}
+        method, asked = self.setup.method, self._clients(number, clients)
+        try:
+            reply = method.ask_own_models(self.server, asked, method.measure, method.measure_shared).stacked()
+        except ClientsAbsent:
+            return {}
+        return {"own": Measured.of(reply, self.setup.metrics, self.setup.positive)}
 
     def evaluate(self, number: int, clients: Sequence[int] | None = None) -> Tree:
         """Returns how many nodes of all or some clients are classified correctly, by every kind of model the method

@@ -204,6 +204,13 @@ def squared_distance(first: Weights, second: Weights, skip: frozenset[str] = fro
     return torch.stack(squares).sum(0)
 
 
+def all_finite(leaf: Tensor) -> bool:
+    """Returns whether no number of a tensor is infinite or nan."""
+    if not leaf.is_floating_point() or not leaf.numel():
+        return True
+    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(leaf))  # in one pass, which a nan gets through
+
+
 def count_bytes(tree: Any) -> int:
     """Returns the payload of a message: tensors at their own width, a bare number as eight bytes."""
     return sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for _, leaf in flatten(tree))

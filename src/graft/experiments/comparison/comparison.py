@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from graft.data import parse_graphs
+from graft.data import OWN_GRAPHS, parse_graphs
 from graft.errors import InputError
 from graft.experiments.comparison.finished_runs import WHERE, FinishedRun, common_metric
+from graft.experiments.experiment import GIVEN
 from graft.experiments.identity import comparable
 from graft.federation.metric_names import METRICS
 from graft.methods import METHODS, PLUGS
@@ -118,6 +119,8 @@ def method_label(experiment: Fields) -> str:
 def data_label(experiment: Fields) -> str:
     """Returns the name of the data."""
     graphs = experiment.get("graphs")
+    if experiment["dataset"] == GIVEN and experiment.get("partition") == OWN_GRAPHS:
+        return "own data"
     return "-".join(parse_graphs(graphs)) if graphs else Path(experiment["dataset"]).stem
 
 
