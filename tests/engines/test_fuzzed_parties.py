@@ -93,7 +93,8 @@ def shape_of(body):
     leaves = list(flatten({} if tree is None else tree))
     if not all(bool(torch.as_tensor(leaf).isfinite().all()) for _, leaf in leaves):
         return None
-    return [(path, getattr(leaf, "shape", None), getattr(leaf, "dtype", type(leaf))) for path, leaf in leaves]
+    # In whatever order: fields are known by their names.
+    return {path: (getattr(leaf, "shape", None), getattr(leaf, "dtype", type(leaf))) for path, leaf in leaves}
 
 
 class Requests:

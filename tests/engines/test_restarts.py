@@ -7,7 +7,7 @@ import pytest
 from graft.engines.envelopes import ANSWER, EndRequest, StepRequest, seal, unseal
 from graft.engines.messages import pack
 from graft.engines.party import Party
-from graft.engines.peer import BEGUN, FETCHED, Fetch, Fetched
+from graft.engines.peer import BEGUN, FETCHED, Fetch, Fetched, Peer
 from graft.engines.wire import Patience
 from graft.errors import RunError
 from graft.experiments.party_run import Reception
@@ -82,6 +82,24 @@ def test_a_peer_begins_a_round_when_all_others_have_begun_the_one_before(peers):
     beginning.join(20)
     assert first.outbox.round == 2
     assert second.outbox.round == 1  # nobody waits for those who are a round behind
+
+
+def test_two_peers_that_were_killed_do_not_wait_for_each_other():
+    wire, setup = MemoryWire(), federation(DPSGD())
+    done = {"bank_a": 8, "bank_b": 7, "bank_c": 8}
+    engines = []
+    for number, (name, after) in enumerate(done.items()):
+        engine = Peer(setup.part([number]), number, NAMES, Patience(20), run=RUN, after=after)
+        engine.node = wire.node(name, engine.handle)
+        engines.append(engine)
+    beginning = [
+        threading.Thread(target=engine.begin, args=(done[engine.name] + 1,), daemon=True) for engine in engines
+    ]
+    for thread in beginning:
+        thread.start()
+    for thread in beginning:
+        thread.join(10)
+    assert [engine.outbox.round for engine in engines] == [9, 8, 9]
 
 
 def test_a_peer_that_does_not_come_is_waited_for_once_and_again_when_it_was_seen(peers):

@@ -132,13 +132,18 @@ class Peer:
         run: str,
         forms: Forms | None = None,
         folder: Path | None = None,
+        after: int = 0,
     ) -> None:
-        """`setup` is of this peer alone, which is one of the federation's `names`; `node` is set when there is one."""
+        """`setup` is of this peer alone, which is one of the federation's `names`; `node` is set when there is one.
+
+        `after` is the last round that it has run: two that were killed would wait for each other otherwise.
+        """
         self._setup, self._names, self.patience, self._run, self._forms = setup, list(names), patience, run, forms
         self.node: Node
         self.here = [number]
         self.engine = InProcess(setup)
         self.outbox = Outbox(folder and folder / "outbox")
+        self.outbox.round = after
         self.sent, self.refusals = Journal(folder, "sent"), Journal(folder, "refused")
         self.absent: dict[str, str] = {}  # who was not heard in this round, and why
         self._seen: dict[str, int] = {}  # the latest round that each of the others was seen in

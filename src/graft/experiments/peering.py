@@ -225,10 +225,20 @@ class PeerRun:
         folder.mkdir(parents=True, exist_ok=True)
         patience = Patience(rules.timeout, comeback=rules.comeback)
         parties = self.file.parties
-        engine = Peer(self.setup, self.number, parties, patience, run=self.record.run, forms=self.forms, folder=folder)
-        engine.node = node
         checkpoint = self.directory.load() if self.directory.experiment.is_file() else None
-        self._catch_up(node, engine, 0 if checkpoint is None else checkpoint.round)
+        done = 0 if checkpoint is None else checkpoint.round
+        engine = Peer(
+            self.setup,
+            self.number,
+            parties,
+            patience,
+            run=self.record.run,
+            forms=self.forms,
+            folder=folder,
+            after=done,
+        )
+        engine.node = node
+        self._catch_up(node, engine, done)
         self.engine = engine
         self._ready.set()
         session = PeerSession(self.setup, engine)
