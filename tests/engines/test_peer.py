@@ -111,7 +111,7 @@ def test_another_seed_would_be_noticed():
 
 def test_a_peer_that_is_gone_is_not_heard_and_the_others_share_its_weight():
     setup = federation(DPSGD())
-    _, sessions = gather(setup, patience=Patience(2))
+    _, sessions = gather(setup, patience=Patience(10))
     run_together(sessions, stops={3: 3})
     for session in sessions[:3]:
         assert set(session.absent[1]) == set()

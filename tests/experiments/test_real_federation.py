@@ -223,3 +223,16 @@ def test_peers_without_a_server_end_with_models_of_their_own(banks, tmp_path):
         assert result.finished
         assert len(graft.load_result(tmp_path / name).client(name).predict(banks / f"{name}-new")) > 0
     assert {to for _, to, _, _ in federation.wire.passed} == set(BANKS)
+
+
+def test_parties_that_fail_every_time_end_the_run_with_a_sentence(banks, tmp_path, monkeypatch):
+    monkeypatch.setattr("graft.engines.party.run_step", lambda *_: 1 / 0)
+    federation = Federation(tmp_path, banks, content_of("fedavg"))
+    federation.serve()
+    for name in BANKS:
+        federation.join(name, None, return_within=1.0)
+    federation.threads["coordinator"].join(120)
+    assert "had too few parties 20 times in a row" in str(federation.errors["coordinator"])
+    assert "failed: ZeroDivisionError" in str(federation.errors["coordinator"])
+    federation.wire.away.add("coordinator")
+    federation.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -43,6 +44,7 @@ from graft.tensors.trees import Tree, flatten, map_tree, unflatten
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
+MOST_FAILURES = 20  # of one round, each with enough parties to begin it
 FORMAT = "graft-federation-1"
 FILE = "federation.json"
 
@@ -142,6 +144,7 @@ class Coordinator:
         self.recorder = Recorder(directory, origin, file.parties)
         self.best: dict[str, RoundModels] = {}
         self.session: Session
+        self._asked_to_stop = threading.Event()
 
     def _no_scores(self) -> Scores:
         nothing, experiment = torch.zeros(0), self.file.experiment
@@ -176,6 +179,7 @@ class Coordinator:
         self.callbacks.on_start(RunStart(self.file.experiment, parties, self.directory.path, records))
         finished = checkpoint is not None and checkpoint.finished
         with stop_politely() as asked_to_stop:
+            self._asked_to_stop = asked_to_stop
             while not finished:
                 finished = self._next_round()
                 if asked_to_stop.is_set() and not finished:
@@ -221,7 +225,7 @@ class Coordinator:
         """
         rules = self.file.rounds
         end = time.monotonic() + (rules.comeback if over else rules.join_timeout)
-        while len(self.node.present()) < wanted and time.monotonic() < end:
+        while len(self.node.present()) < wanted and time.monotonic() < end and not self._asked_to_stop.is_set():
             if len(self.file.parties) - len(self.door.left) < max(1, rules.minimum or 1):
                 break
             time.sleep(POLL_SECONDS)
@@ -239,15 +243,7 @@ class Coordinator:
         self.callbacks.on_phase("training")
         start = time.perf_counter()
         evaluate = number % experiment.evaluate_every == 0 or number == experiment.rounds
-        while True:
-            try:
-                outcome = self.session.round(number, evaluate=evaluate)
-                break
-            except ClientsAbsent as lost:
-                log.warning("Round %d waits for parties: %s", number, lost)
-                self.callbacks.on_phase("waiting for parties")
-                time.sleep(POLL_SECONDS)
-                self._wait(max(1, self.file.rounds.minimum or 1))
+        outcome = self._insist(number, evaluate)
         record = self.scores.add(number, without_unknown(outcome))
         record["seconds"] = time.perf_counter() - start
         finished = number == experiment.rounds or bool(experiment.patience and self.scores.stale >= experiment.patience)
@@ -259,6 +255,24 @@ class Coordinator:
             self.callbacks.on_checkpoint(number, self.directory.path)
         self.callbacks.on_round(record)
         return finished
+
+    def _insist(self, number: int, evaluate: bool) -> RoundOutcome:
+        """Returns what a round found out; one with too few parties is begun anew when enough of them are there."""
+        failures = 0
+        while True:
+            try:
+                return self.session.round(number, evaluate=evaluate)
+            except ClientsAbsent as lost:
+                failures += 1
+                if failures == MOST_FAILURES or self._asked_to_stop.is_set():
+                    raise RunError(
+                        f"Round {number} had too few parties {failures} times in a row. The last time: {lost}"
+                        f"{self.recorder.last_good()}"
+                    ) from lost
+                log.warning("Round %d waits for parties: %s", number, lost)
+                self.callbacks.on_phase("waiting for parties")
+                time.sleep(min(failures, 10) * POLL_SECONDS)
+                self._wait(max(1, self.file.rounds.minimum or 1))
 
     def _keep_best(self, record: Mapping[str, Any]) -> None:
         """Keeps the global model of the best round, or of the last one where none was scored."""
