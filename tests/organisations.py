@@ -41,7 +41,7 @@ def federation(method, **settings):
 def forms_of(setup):
     """The forms that a server knows of."""
     one = setup.method.one_model or setup.method.architecture or isinstance(setup.method, PeerMethod)
-    key = repr((setup.method, setup.rounds, setup.training))
+    key = repr((setup.method, setup.rounds, setup.training, setup.metrics))
     if key not in KNOWN:
         KNOWN[key] = rehearse(
             Rehearsal(
@@ -55,6 +55,7 @@ def forms_of(setup):
                 dropout=setup.dropout,
                 training=setup.training,
                 rounds=setup.rounds,
+                metrics=setup.metrics,
             )
         )
     return KNOWN[key]

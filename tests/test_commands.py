@@ -39,7 +39,8 @@ ELSEWHERE = {  # pages whose commands have tests of their own
 # Commands that are first run as they stand, up to the function that begins to train; a study only so.
 TRAIN = {"run": "graft.cli.run.run_all", "reproduce": "graft.cli.reproduce.run_study"}
 ONLY_CHECKED = ("reproduce",)
-ONLY_PARSED = ("serve", "join", "peer", "trial")  # they wait for others, or start processes
+# They wait for others, start processes, or need a file that stands on the page above them.
+ONLY_PARSED = ("serve", "join", "peer", "trial", "flower")
 OF_CLUSTERS = ("--engine", "--address", "--workers", "--gpus-per-worker", "--cpus-per-run", "--gpus-per-run")
 
 

@@ -137,8 +137,8 @@ def test_a_server_begins_a_run_and_goes_on_with_one_that_was_begun(tmp_path):
     (run / "federation.json").write_text("{}")
     second = said_to_graft(tmp_path, words, **settings)
     begun, resumed = check_graft(first), check_graft(second)
-    assert (begun["out"], begun["resume"]) == (run, None)
-    assert (resumed["out"], resumed["resume"]) == (None, run)
+    assert (str(begun["out"]), begun["resume"]) == (str(run), None)
+    assert (resumed["out"], str(resumed["resume"])) == (None, str(run))
     for said in (begun, resumed):
         assert (said["monitor"], said["listen"], said["overwrite"]) == ("127.0.0.1:9100", "0.0.0.0:7447", False)
 
@@ -217,8 +217,8 @@ def test_a_server_in_a_container_begins_a_run_and_goes_on_with_one_that_was_begu
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "federation.json").write_text("{}")
     resumed = check_graft(said_to_graft(tmp_path, words))
-    assert (begun["out"], begun["resume"]) == (tmp_path / "run", None)
-    assert (resumed["out"], resumed["resume"]) == (None, tmp_path / "run")
+    assert (str(begun["out"]), begun["resume"]) == (str(tmp_path / "run"), None)
+    assert (resumed["out"], str(resumed["resume"])) == (None, str(tmp_path / "run"))
     assert begun["listen"].endswith(read_federation(DEPLOY / "federation.toml").address.partition(":")[2])
 
 

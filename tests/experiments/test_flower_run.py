@@ -11,6 +11,7 @@ import graft
 from graft.data.party import read_party
 from graft.engines.envelopes import ANSWER, StepRequest, seal, unseal
 from graft.engines.in_process import InProcess
+from graft.engines.kept_state import CHECKED
 from graft.engines.messages import unpack
 from graft.engines.parties import Parties
 from graft.engines.party import Party, Terms
@@ -30,7 +31,7 @@ from graft.methods.fedavg import FedAvg
 from graft.tensors.trees import map_tree, strip_architectures
 from tests.contract import contract_method
 from tests.engines import flower_processes as processes
-from tests.engines.test_parties import WITH_SERVER, federation, forms_of, own_part
+from tests.organisations import WITH_SERVER, federation, forms_of, own_part
 from tests.test_every_method import SETTINGS
 from tests.toy import gap
 
@@ -57,8 +58,7 @@ def _run_of_flower(monkeypatch):
 
 def carried(setup, folder):
     """A session of a server whose parties are behind Flower's messages, and the way to make these parties anew."""
-    known = ("gcn",) if setup.method.one_model or setup.method.architecture else ()
-    forms = forms_of(setup, known)
+    forms = forms_of(setup)
     terms = Terms("hub", "banks-1", setup.rounds, forms)
 
     def opener(client):
@@ -72,7 +72,12 @@ def carried(setup, folder):
     return session, [opener(client) for client in range(len(PARTIES))]
 
 
-@pytest.mark.parametrize("name", WITH_SERVER)
+QUICK = ("fedavg", "fedgkc", "fedomd", "fedgta")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WITH_SERVER]
+)
 def test_flower_ends_where_one_process_ends(name, tmp_path):
     setup = federation(SETTINGS.get(name) or contract_method(name))
     session, openers = carried(setup, tmp_path)
@@ -151,7 +156,8 @@ def in_one_process(text, method, **changes):
 
 def gaps(out, folder, server, clients):
     """The largest differences of the server's and of the parties' weights to these."""
-    states = [unpack((folder / name / "party" / "state" / "committed").read_bytes())[1].state for name in PARTIES]
+    files = [folder / name / "party" / "state" / "committed" for name in PARTIES]
+    states = [unpack(file.read_bytes()[CHECKED:])[1].state for file in files]
     apart = [
         gap(strip_architectures(clients[client]), map_tree(lambda leaf: leaf[0], state))
         for client, state in enumerate(states)

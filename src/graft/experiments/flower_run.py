@@ -22,7 +22,7 @@ from annotated_types import MaxLen
 from pydantic import TypeAdapter
 
 import graft
-from graft.engines.envelopes import STRICT, Answer, Count, Name, seal, unseal
+from graft.engines.envelopes import REQUEST, STRICT, Answer, Count, EndRequest, Name, seal, unseal
 from graft.engines.messages import DamagedMessage
 from graft.engines.party import Party
 from graft.engines.policy import read_policy
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 PARTY_FILE = "party.json"
 PARTY_FORMAT = "graft-flower-party-1"
 TURN_FILE = "turn"  # who answered last, so that a process knows whether what it holds is still true
+LARGEST_END = 4096  # bytes of a request that only tells of the end
 INVITE_AGAIN_SECONDS = 30.0  # before somebody who did not answer is invited once more
 
 
@@ -229,12 +230,22 @@ class Inviting:
 
     def ask(self, requests: Mapping[str, bytes], patience: Patience) -> dict[str, bytes | Absent]:
         answers = self._node.ask(requests, patience)
+        for name, answer in answers.items():
+            if not isinstance(answer, Absent):
+                self._see_off(name, requests[name])
         if len(self._settled) < len(self._file.parties):  # whoever comes late takes part from the next exchange on
             self._invite(self._node.present())
         return answers
 
     def close(self) -> None:
         self._node.close()
+
+    def _see_off(self, name: str, request: bytes) -> None:
+        """Brings a party that has heard of the end out again: it cannot say itself that it leaves."""
+        if len(request) < LARGEST_END:
+            asked, _ = unseal(request, REQUEST)
+            if isinstance(asked, EndRequest):
+                self._door(name, seal(Leave(asked.run)))
 
     def _invite(self, present: Collection[str]) -> None:
         now = time.monotonic()
