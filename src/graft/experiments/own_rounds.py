@@ -23,8 +23,9 @@ from graft.errors import InputError
 from graft.experiments.callbacks import Callback
 from graft.experiments.engines import Host
 from graft.experiments.experiment import Experiment
+from graft.experiments.recorder import open_record
 from graft.experiments.result import Result
-from graft.experiments.run import Run, open_record
+from graft.experiments.run import Run
 from graft.experiments.run_directory import RunDirectory
 from graft.federation.clients import Replies, Request, Round, StepLosses, Traffic
 from graft.federation.fleet import Fleet

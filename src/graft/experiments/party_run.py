@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graft.data.federation import FederationData
 from graft.data.party import PartyData, read_party
@@ -43,7 +43,7 @@ from graft.experiments.welcome import (
 )
 from graft.federation.clients import Traffic
 from graft.federation.setup import Setup
-from graft.files import explained
+from graft.files import explained, printable
 
 log = logging.getLogger(__name__)
 CONSENT = "consent.json"
@@ -63,12 +63,6 @@ class Joining:
     policy: Policy = field(default_factory=Policy)
     reach_within: float = 600.0  # seconds in which the server must be there
     return_within: float = 3600.0  # seconds that a server which is gone has to come back
-
-
-class Ended(NamedTuple):
-    """How it ended."""
-
-    reason: str  # empty: all rounds were run
 
 
 @dataclass(frozen=True)
@@ -208,7 +202,6 @@ class PartyRun:
     ) -> None:
         self.joining, self.server, self.out, self.node, self.callbacks = joining, server, out, node, callbacks
         self.offer, self.file = offer, file
-        self.ended: Ended | None = None
         self._done = threading.Event()
         self.data: PartyData
         self.party: Party
@@ -273,5 +266,5 @@ class PartyRun:
         self.record.add(round, losses, traffic)
 
     def _end(self, reason: str) -> None:
-        self.ended = Ended(reason)
+        log.info("The server ended the run%s", f": {printable(reason)}" if reason else "")
         self._done.set()

@@ -29,8 +29,9 @@ from graft.experiments.consent import ConsentSheet, consent_sheet
 from graft.experiments.engines import Host
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.parties_setup import Device, forms_of, own_experiment, own_setup, state_folder
+from graft.experiments.recorder import open_record
 from graft.experiments.result import Result
-from graft.experiments.run import Run, open_record
+from graft.experiments.run import Run
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.serving import FILE, FORMAT, RECORD, FederationRecord
 from graft.experiments.welcome import PROTOCOL

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from graft.data import cards
 from graft.data.federation import FederationData
 from graft.engines.failures import EngineLost
 from graft.errors import InputError, RunError
@@ -15,6 +16,7 @@ from graft.experiments.best_models import RoundModels
 from graft.experiments.checkpoints import Checkpoint, Origin, StoredModels, check_checkpoint
 from graft.experiments.experiment import Experiment, own_files
 from graft.experiments.experiment_files import experiment_text
+from graft.experiments.prepared_data import describe_data, save_prepared
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.state_checks import check_state
 from graft.experiments.state_log import LoggedStates, StateLog
@@ -116,3 +118,25 @@ def origin_of(experiment: Experiment, setup: Setup, federation: FederationData, 
         memory=setup.memory or 0,
         code=checksum(*(file.read_bytes() for file in own_files(experiment))),
     )
+
+
+def open_record(
+    directory: RunDirectory,
+    experiment: Experiment,
+    setup: Setup,
+    federation: FederationData,
+    threads: int,
+    device: str,
+    checkpoint: Checkpoint | None = None,
+) -> Recorder:
+    """Returns what puts a run on record: of a new one what it begins with, of one that goes on nothing else than it
+    began with."""
+    origin = origin_of(experiment, setup, federation, threads, device)
+    if checkpoint is None:
+        directory.begin(origin.experiment)
+        cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
+        data = describe_data(federation, experiment, setup.membership is not None)
+        save_prepared(directory.preparation, data, directory.experiment_checksum())
+    else:
+        checkpoint.origin.check(origin)
+    return Recorder(directory, origin, setup.names)

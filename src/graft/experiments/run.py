@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import graft
-from graft.data import cards
 from graft.data.federation import FederationData
 from graft.engines.capture import capture_stream
 from graft.engines.failures import EngineLost, WorkerLost
@@ -35,8 +34,8 @@ from graft.experiments.free_folder import check_free
 from graft.experiments.given import Given, describe
 from graft.experiments.identity import identify
 from graft.experiments.prediction import RunModels
-from graft.experiments.prepared_data import describe_data, save_prepared
-from graft.experiments.recorder import Recorder, origin_of
+from graft.experiments.prepared_data import describe_data
+from graft.experiments.recorder import Recorder, open_record
 from graft.experiments.recovery import Recovery, begin_anew, stop_politely
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
@@ -165,28 +164,6 @@ def _start(
         stack.enter_context(use_threads(threads))
         session = stack.enter_context(closing(Session(setup, host.open_engine(setup))))
         return Run(experiment, federation, session, recorder, callbacks, host).run_rounds(begun, checkpoint)
-
-
-def open_record(
-    directory: RunDirectory,
-    experiment: Experiment,
-    setup: Setup,
-    federation: FederationData,
-    threads: int,
-    device: str,
-    checkpoint: Checkpoint | None = None,
-) -> Recorder:
-    """Returns what puts a run on record: of a new one what it begins with, of one that goes on nothing else than it
-    began with."""
-    origin = origin_of(experiment, setup, federation, threads, device)
-    if checkpoint is None:
-        directory.begin(origin.experiment)
-        cards.save(federation.card, (federation.clean or federation).membership, directory.partition)
-        data = describe_data(federation, experiment, setup.membership is not None)
-        save_prepared(directory.preparation, data, directory.experiment_checksum())
-    else:
-        checkpoint.origin.check(origin)
-    return Recorder(directory, origin, setup.names)
 
 
 class Run:
