@@ -1,10 +1,12 @@
 """States of clients in files: what comes back, what is left behind, and what they cost."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
 import tempfile
+import warnings
 
 import pytest
 import torch
@@ -111,6 +113,21 @@ def test_files_have_no_name_so_nothing_is_left_of_them(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     with tempfile.NamedTemporaryFile():  # which would be seen
         assert list(tmp_path.iterdir())
+
+
+def test_files_are_closed_with_their_object(tmp_path):
+    files = StateFiles()
+    files.put({0: state_of(0)})
+    gc.collect()  # what other tests left
+    left_open = (tmp_path / "left_open").open("wb")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del files
+        gc.collect()
+        assert not caught
+        del left_open  # which is noticed
+        gc.collect()
+    assert [entry.category for entry in caught] == [ResourceWarning]
 
 
 def test_a_process_that_is_killed_leaves_no_file(tmp_path):

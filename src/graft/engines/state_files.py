@@ -6,6 +6,7 @@ import itertools
 import os
 import secrets
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -140,6 +141,7 @@ class SlottedFile:
         with readable_errors():
             # Without a name from the start, or at once: it is gone with this object, or with the process.
             self._file = tempfile.TemporaryFile(prefix="graft-states-", buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
 
     def take(self) -> int:
         """Returns a slot that nobody has."""
