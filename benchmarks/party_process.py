@@ -35,7 +35,7 @@ PARTS = {
     "packing": [(party, "pack")],
     "checks": [(party, "check_message"), (party, "check_tree")],
     "computing": [(party, "run_step")],
-    "packing of the state": [(kept_state, "pack")],
+    "packing of the state": [(kept_state, "message_parts")],
     "the disk": [(KeptState, "save"), (KeptState, "_commit")],
     "fsync": [(os, "fsync")],
     "journals": [(party, "described"), (Journal, "add")],

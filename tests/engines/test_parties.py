@@ -97,7 +97,7 @@ def test_a_party_keeps_a_log_of_what_it_sent(tmp_path):
     fields = {field["field"]: field for field in lines[0]["fields"]}
     assert [field for field in fields if not field.startswith("model/")] == ["weight"]
     assert len(fields) > 1
-    assert all(len(field["hash"]) == 32 and field["bytes"] > 0 for field in fields.values())
+    assert all(len(field["sha256"]) == 64 and field["bytes"] > 0 for field in fields.values())
 
 
 def step_request(**changes):

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from graft.engines.messages import DamagedMessage, pack, unpack
+from graft.engines.messages import DamagedMessage, message_parts, unpack
 from graft.errors import InputError
 from graft.files import explained, replace_bytes, sync_file, write_bytes
 from graft.tensors.trees import Tree, flatten, map_tree
@@ -59,8 +59,8 @@ class KeptState:
         self.committed = 0  # the last round that counted
         self.open: OpenRound | None = None
         self.answer = b""  # to the last request
-        self._before = copied(state)
         self._folder = folder
+        self._counted = copied(state) if folder is None else Tree()  # the state after that round; else it is in a file
         self._on_commit = on_commit
         self._is_saved = False  # whether the file of the open round holds the state as it is
         self._syncing: Future[None] | None = None  # that file's way to the disk
@@ -85,7 +85,7 @@ class KeptState:
         if self.open is not None and self.open.round == after:
             self._commit()
         elif self.open is not None:
-            self._replace(copied(self._before))
+            self._replace(self._before())
             self._close()
         if self.committed != after:
             raise StateMissing(f"its state is that after round {self.committed}, not {after}")
@@ -97,27 +97,29 @@ class KeptState:
         if self._folder is not None:
             stored = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
             replace_bytes(
-                self._folder / PENDING, *state_bytes(Tree(state=self.state, answer=stored), **asdict(self.open))
+                self._folder / PENDING, *state_parts(Tree(state=self.state, answer=stored), **asdict(self.open))
             )
             self._is_saved, self._syncing = True, self._syncs.submit(sync, self._folder / PENDING)
 
     def start_from(self, state: Tree, round: int) -> None:
-        """Takes a state of before in the place of everything."""
+        """Takes a state of before in the place of everything; only where there are no files."""
         self._replace(copied(state))
-        self._before, self.committed = copied(state), round
+        self._counted, self.committed = copied(state), round
         self._close()
 
     def _commit(self) -> None:
         assert self.open is not None
         if self._on_commit is not None:
             self._on_commit(self.open.round)
-        self._before, self.committed = copied(self.state), self.open.round
-        if self._folder is not None and self._is_saved:
+        self.committed = self.open.round
+        if self._folder is None:
+            self._counted = copied(self.state)
+        elif self._is_saved:
             if self._syncing is not None:
                 self._syncing.result()
             (self._folder / PENDING).replace(self._folder / COMMITTED)
-        elif self._folder is not None:
-            write_bytes(self._folder / COMMITTED, *state_bytes(Tree(state=self.state), round=self.committed))
+        else:
+            write_bytes(self._folder / COMMITTED, *state_parts(Tree(state=self.state), round=self.committed))
         self._close()
 
     def _close(self) -> None:
@@ -125,6 +127,10 @@ class KeptState:
         self._is_saved, self._syncing = False, None
         if self._folder is not None:
             (self._folder / PENDING).unlink(missing_ok=True)
+
+    def _before(self) -> Tree:
+        """Returns the state after the last round that counted."""
+        return copied(self._counted) if self._folder is None else self._read(self._folder / COMMITTED)[1].state
 
     def _replace(self, state: Tree) -> None:
         self.state.clear()
@@ -135,13 +141,13 @@ class KeptState:
         with explained(f"{folder} cannot be used", InputError):
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / COMMITTED).exists():
-                write_bytes(folder / COMMITTED, *state_bytes(Tree(state=self.state), round=0))
+                write_bytes(folder / COMMITTED, *state_parts(Tree(state=self.state), round=0))
                 return
             pending = folder / PENDING
             opened = self._read_pending(pending) if pending.exists() else None
             head, tree = self._read(folder / COMMITTED)
             self._replace(tree.state)
-            self._before, self.committed = copied(tree.state), head["round"]
+            self.committed = head["round"]
             if opened is not None and opened[0]["round"] != self.committed:
                 head, tree = opened
                 self._replace(tree.state)
@@ -173,10 +179,13 @@ class KeptState:
         return head, tree
 
 
-def state_bytes(tree: Tree, **head: object) -> tuple[bytes, bytes]:
-    """Returns what a file of a state holds: a checksum, and a message."""
-    content = pack(dict(head), tree)
-    return zlib.crc32(content).to_bytes(CHECKED, "little"), content
+def state_parts(tree: Tree, **head: object) -> list[Any]:
+    """Returns what a file of a state holds, in parts: a checksum, and a message."""
+    parts = message_parts(dict(head), tree)
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return [checksum.to_bytes(CHECKED, "little"), *parts]
 
 
 def sync(path: Path) -> None:

@@ -45,6 +45,11 @@ class DamagedMessage(ValueError):
 
 def pack(head: dict[str, Any], tree: Any = None) -> bytes:
     """Returns the bytes of a message: a head of plain values, and a tree of tensors and finite numbers."""
+    return b"".join(message_parts(head, tree))
+
+
+def message_parts(head: dict[str, Any], tree: Any = None) -> list[Any]:
+    """Returns the bytes of a message in parts that are still to be joined, in which tensors are not copied."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, int | float] = {}
     leaves = list(flatten(tree or {}))
@@ -59,7 +64,7 @@ def pack(head: dict[str, Any], tree: Any = None) -> bytes:
     # Order is part of a tree: the head lists the paths, since numbers are elsewhere than tensors.
     order = [path for path, _ in leaves]
     text = json.dumps({"head": head, "numbers": numbers, "order": order, "empty": tree is None}).encode()
-    return b"".join((len(text).to_bytes(8, "little"), text, *tensor_bytes(tensors)))
+    return [len(text).to_bytes(8, "little"), text, *tensor_bytes(tensors)]
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> list[Any]:

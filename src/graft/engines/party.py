@@ -72,12 +72,8 @@ class Party:
         self.sent, self.refusals, self.private = (Journal(folder, name) for name in ("sent", "refused", "private"))
         self._start, self._number, self._last = 0, 0, ("", b"")  # of the server; what it asked last, and the answer
         self._gate = ScoreGate(policy, setup.method, self.fleet.on(self.fleet.scoring).totals().flatten().tolist())
-        self._gate_file = folder and folder / "scores.json"
-        if self._gate_file is not None and self._gate_file.exists():
-            with explained(f"{self._gate_file} cannot be read", InputError):
-                self._gate.restore(parse_json(read_text(self._gate_file)))
-        self._order_file = folder and folder / "asked.json"
-        self._read_order()
+        self._asked_file = folder and folder / "asked.json"
+        self._read_asked()
         self._lock = threading.Lock()
 
     @property
@@ -107,27 +103,30 @@ class Party:
                 self.refusals.add(sender=sender, reason=f"failed: {error!r}", bytes=len(data))
                 return seal(self._answer("failed", request, type(error).__name__))  # no word of the data in it
             self._last = known_by, answer
-            self._write_order()
+            self._write_asked()
             return answer
 
-    def _read_order(self) -> None:
-        """Goes on from the last request that was answered, so that no earlier one is after a restart either."""
-        if self._order_file is None or not self._order_file.exists():
+    def _read_asked(self) -> None:
+        """Goes on from the last request that was answered: no earlier one is, and no more scores go out, after a
+        restart either."""
+        if self._asked_file is None or not self._asked_file.exists():
             return
-        with explained(f"{self._order_file} cannot be read", InputError):
-            kept = parse_json(read_text(self._order_file))
+        with explained(f"{self._asked_file} cannot be read", InputError):
+            kept = parse_json(read_text(self._asked_file))
+            self._gate.restore(kept["scores"])
         self._start, self._number = int(kept["start"]), int(kept["number"])
         if kept["answer"]:
             self._last = kept["request"], base64.b64decode(kept["answer"])
 
-    def _write_order(self) -> None:
-        if self._order_file is None:
+    def _write_asked(self) -> None:
+        """Keeps what was asked last, before its answer leaves."""
+        if self._asked_file is None:
             return
         known_by, answer = self._last
         # An answer that changed something is kept beside what it changed.
         again = b"" if self.state.open is not None and self.state.open.request == known_by else answer
-        kept = {"start": self._start, "number": self._number, "request": known_by}
-        replace_bytes(self._order_file, json.dumps({**kept, "answer": base64.b64encode(again).decode()}).encode())
+        kept = {"start": self._start, "number": self._number, "request": known_by, "scores": self._gate.state()}
+        replace_bytes(self._asked_file, json.dumps({**kept, "answer": base64.b64encode(again).decode()}).encode())
 
     def _answer(self, kind: Any, request: StepRequest | EndRequest | None, reason: str = "") -> Answer:
         run, number = ("", 0) if request is None else (request.run, request.number)
@@ -189,8 +188,6 @@ class Party:
         if reason is not None:
             raise Refused(reason)
         self._gate.answered(request.step, request.round)
-        if self._gate_file is not None:
-            replace_bytes(self._gate_file, json.dumps(self._gate.state()).encode())
 
     def _end(self, request: EndRequest) -> bytes:
         self.state.settle(request.after)
@@ -220,7 +217,7 @@ def described(tree: Tree) -> list[dict[str, Any]]:
             "field": path,
             "shape": list(leaf.shape),
             "bytes": leaf.nbytes,
-            "hash": hashlib.blake2b(raw_bytes(leaf), digest_size=16).hexdigest(),
+            "sha256": hashlib.sha256(raw_bytes(leaf)).hexdigest(),
         }
         for path, leaf in flatten(tree)
     ]

@@ -104,7 +104,7 @@ def screen_votes(name: str, replies: Mapping[int, Any]) -> dict[int, str]:
 
 def vote_of(reply: Any, name: str) -> list[Tensor]:
     """Returns the numbers of a field."""
-    return [leaf.reshape(-1) for path, leaf in leaves_of(reply) if within(path, name)]
+    return [in_double(leaf).reshape(-1) for path, leaf in flatten(reply or {}) if within(path, name)]
 
 
 def middle(values: Collection[float], fewest: int = FEWEST) -> float | None:
@@ -151,7 +151,12 @@ def same_shapes(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bo
 
 
 def leaves_of(tree: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the leaves of a tree with their paths, numbers as tensors, on the host and in double precision."""
+    """Yields the leaves of a tree with their paths, as `in_double` has them."""
     for path, leaf in flatten(tree if tree is not None else {}):
-        tensor = torch.as_tensor(leaf).detach().cpu()
-        yield path, tensor.double() if tensor.is_floating_point() else tensor
+        yield path, in_double(leaf)
+
+
+def in_double(leaf: Any) -> Tensor:
+    """Returns a leaf as a tensor on the host, fractions in double precision."""
+    tensor = torch.as_tensor(leaf).detach().cpu()
+    return tensor.double() if tensor.is_floating_point() else tensor

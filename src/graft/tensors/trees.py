@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -208,7 +209,7 @@ def all_finite(leaf: Tensor) -> bool:
     """Returns whether no number of a tensor is infinite or nan."""
     if not leaf.is_floating_point() or not leaf.numel():
         return True
-    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(leaf))  # in one pass, which a nan gets through
+    return all(isfinite(extreme.item()) for extreme in torch.aminmax(leaf))  # in one pass, which a nan gets through
 
 
 def count_bytes(tree: Any) -> int:
