@@ -26,6 +26,7 @@ def environment(home, **more):
     """Returns the variables of Flower's processes: offline, with a home of their own, and able to import the tests."""
     return {
         **os.environ,
+        **kept_bytecode(home),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -37,6 +38,14 @@ def environment(home, **more):
         "PYTHONPATH": str(ROOT),
         **more,
     }
+
+
+def kept_bytecode(home):
+    """Returns variables that keep bytecode where it is not kept: Flower starts a process for every message, and each
+    would compile PyTorch, Flower and Graft from their sources, which takes longer than all else."""
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return {}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(home / "bytecode")}
 
 
 @contextmanager

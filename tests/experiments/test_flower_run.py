@@ -107,13 +107,14 @@ def test_another_seed_would_be_noticed(tmp_path):
 # From a federation's file to results.
 
 
-def text_of(method, rounds=ROUNDS, **rules):
+def text_of(method, rounds=ROUNDS, evaluate_every=1, **rules):
     rules = {"timeout": 120, "join_timeout": 120, "comeback": 0, **rules}
     return "\n".join(
         [
             'name = "banks"\nserver = "hub"\naddress = "127.0.0.1:8000"\nclasses = 10\nfeatures = 64',
             f"parties = {json.dumps(PARTIES)}",
-            f"[experiment]\nmethod = '{method}'\nrounds = {rounds}\nwidth = 8\n[rounds]",
+            f"[experiment]\nmethod = '{method}'\nrounds = {rounds}\nwidth = 8",
+            f"evaluate_every = {evaluate_every}\n[rounds]",
             *(f"{name} = {value}" for name, value in rules.items()),
         ]
     )
@@ -313,3 +314,20 @@ def test_a_simulation_of_flowers_ends_where_one_process_ends(method, tmp_path):
         nodes = "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=2"
         processes.flwr(home, "run", app, "here", "--stream", "--federation-config", nodes, "--run-config", settings)
     check_ends_alike(tmp_path / "out", tmp_path / "parties", text, method)
+
+
+@pytest.mark.slow
+def test_a_deployment_of_flowers_ends_where_one_process_ends(tmp_path):
+    from tests.engines.test_flower import write_app
+
+    text = text_of("fedavg", evaluate_every=ROUNDS)  # every exchange is a process for each party
+    (tmp_path / "parties").mkdir()
+    write_parties(tmp_path / "parties", text, "fedavg")
+    app, settings = write_app(tmp_path, text, out=tmp_path / "out")
+    with processes.Deployment(tmp_path) as deployment:
+        for name in PARTIES:
+            deployment.register(name)
+            deployment.start_node(name, f'name="{name}" folder="{tmp_path / "parties" / name}"')
+        deployment.run(app, "--run-config", settings, seconds=480)
+    check_ends_alike(tmp_path / "out", tmp_path / "parties", text, "fedavg")
+    assert max(gaps(tmp_path / "out", tmp_path / "parties", *in_one_process(text, "fedavg", seed=7))) > 1e-3
