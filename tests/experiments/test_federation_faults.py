@@ -6,13 +6,7 @@ import time
 import pytest
 
 from tests.federation_kills import (
-    PARTIES,
-    SERVER,
-    Federation,
     Unbroken,
-    absences,
-    differences,
-    essence,
     freeze_parties,
     freeze_peers,
     kill_at_the_end,
@@ -20,8 +14,8 @@ from tests.federation_kills import (
     kill_parties,
     kill_peers,
     kill_servers,
-    running,
 )
+from tests.federation_processes import PARTIES, SERVER, Federation, absences, differences, essence, running
 
 pytest.importorskip("zenoh")
 pytest.importorskip("cryptography")
