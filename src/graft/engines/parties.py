@@ -32,10 +32,11 @@ class Parties(Remote):
         run: str,
         forms: Forms,
         after: Mapping[int, int] | None = None,
+        start: int | None = None,
         max_norm: float | None = None,
         most_size: int = MOST_SIZE,
     ) -> None:
-        super().__init__(setup, node, names, patience, run=run, after=after)
+        super().__init__(setup, node, names, patience, run=run, after=after, start=start)
         self._forms, self._max_norm, self._most_size = forms, max_norm, most_size
 
     def checked(self, request: Request, reply: Any) -> Tree:

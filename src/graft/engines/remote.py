@@ -76,11 +76,15 @@ class Remote:
         *,
         run: str = "",
         after: Mapping[int, int] | None = None,
+        start: int | None = None,
     ) -> None:
-        """`names` are those of all clients at the node, in order; `after` says in which round each worked last."""
+        """`names` are those of all clients at the node, in order; `after` says in which round each worked last.
+
+        `start` is larger than any number of an earlier process of this server; without it the time is.
+        """
         self._setup, self.node, self.names, self.patience = setup, node, list(names), patience
-        self._run, self._start, self._round = run, time.time_ns(), 0
-        # Numbers go on from the time, so that no answer to an earlier process of this server has one of them.
+        self._run, self._start, self._round = run, time.time_ns() if start is None else start, 0
+        # Numbers go on from the start, so that no answer to an earlier process of this server has one of them.
         counted = after or {}
         self._talks = {client: Conversation(counted.get(client, 0), self._start) for client in range(len(self.names))}
         self._losses: StepLosses = []
