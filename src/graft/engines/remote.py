@@ -22,7 +22,7 @@ from graft.engines.fetching import fetch
 from graft.engines.messages import DamagedMessage, add_client_axis, pack, unpack
 from graft.engines.wire import Absent, Node, Patience
 from graft.federation.clients import ClientsAbsent, Mail, Replies, Request, Round, StepLosses
-from graft.federation.method import SCORING
+from graft.federation.method import LASTING, SCORING
 from graft.federation.server import Server
 from graft.federation.setup import Setup
 from graft.files import printable
@@ -55,10 +55,16 @@ class Conversation:
     # Of this round: what was asked of it and the reply, in order, where that changed what it keeps.
     said: list[Said] = field(default_factory=list)
     repeated: int = 0  # how many of these the present attempt has asked for again
-    scores: dict[bytes, Answered] = field(default_factory=dict)  # replies that changed nothing, by what was asked
+    # Replies that changed nothing, by what was asked: those of this round, and those that hold in every round.
+    scores: dict[bytes, Answered] = field(default_factory=dict)
+    facts: dict[bytes, Answered] = field(default_factory=dict)
 
     def begin_round(self) -> None:
         self.said, self.repeated, self.scores = [], 0, {}
+
+    def known(self, step: str) -> dict[bytes, Answered]:
+        """Returns where replies to a step that changes nothing are kept."""
+        return self.facts if step in LASTING else self.scores
 
 
 class Remote:
@@ -176,8 +182,8 @@ class Remote:
         for client in request.clients:
             talk, key = self._talks[client], keys[client]
             if request.step in SCORING:
-                if key in talk.scores:
-                    answered[client] = talk.scores[key]
+                if key in talk.known(request.step):
+                    answered[client] = talk.known(request.step)[key]
             elif talk.repeated < len(talk.said):
                 if talk.said[talk.repeated].key == key:
                     answered[client] = talk.said[talk.repeated].answered
@@ -265,7 +271,7 @@ class Remote:
         for client, answer in answered.items():
             talk = self._talks[client]
             if request.step in SCORING:
-                talk.scores[keys[client]] = answer
+                talk.known(request.step)[keys[client]] = answer
             elif len(talk.said) == talk.repeated:  # it was not repeated just now
                 talk.said.append(Said(request, bodies[client], keys[client], answer))
                 talk.repeated += 1
@@ -310,7 +316,8 @@ class Remote:
 
 def digests(request: Request, bodies: Mapping[int, bytes]) -> dict[int, bytes]:
     """Returns a hash of what every client is asked, whoever asks it and however often."""
-    head = f"{request.round}/{request.step}/{request.turn}/".encode()
+    round = 0 if request.step in LASTING else request.round
+    head = f"{round}/{request.step}/{request.turn}/".encode()
     # Where all are told the same, it is the same object: that is hashed once.
     hashes = {id(body): hashlib.sha256(body).digest() for body in {id(body): body for body in bodies.values()}.values()}
     return {client: head + hashes[id(body)] for client, body in bodies.items()}

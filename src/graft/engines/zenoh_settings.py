@@ -12,6 +12,11 @@ from graft.keys import KeyFiles
 
 ROOM = 2**20  # bytes above the limit which are read at all, so that somebody slightly above it gets a reason
 LEASE_SECONDS = 10.0  # without a sign of life, after which somebody counts as lost
+# Parts of a message, of 64 KB, that wait to be sent: with the usual 2, a model of 1 MB is held up again and again.
+QUEUES = {
+    **dict.fromkeys(("control", "real_time", "interactive_high", "interactive_low", "data_high"), 2),
+    **{"data": 16, "data_low": 2, "background": 2},
+}
 RETRY_SECONDS = (0.2, 2.0)  # between attempts to connect: at first, and at most
 ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
@@ -47,6 +52,7 @@ def configure(
         "transport/unicast/max_links": 1,
         "transport/link/protocols": ["tls"],
         "transport/link/tx/lease": int(1000 * LEASE_SECONDS),
+        "transport/link/tx/queue/size": QUEUES,
         "transport/link/rx/max_message_size": most_bytes + ROOM,
         "transport/link/tls": {
             "root_ca_certificate": str(keys.ca),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Step = TypeVar("Step", bound=Callable[..., Any])
 # Steps that every method has and that change nothing: they only tell how good models are, and how much data there is.
 SCORING = frozenset({"score", "score_shared", "measure", "measure_shared", "score_trained", "measure_trained", "count"})
+LASTING = frozenset({"count"})  # those of them whose reply is the same in every round
 LinkRecord = dict[str, list[list[float]]]  # exchange -> (to, from, weight), with the part where parts travel apart
 
 
