@@ -7,7 +7,7 @@ slowest one: in real rounds, in which parties compete for the cores, and with pa
 replied before, which leaves nothing but the exchange. `many`: 200 parties connect, train FedAvg for 5 rounds on tiny
 graphs, and leave.
 
-Flower's simulation and its deployment are measured apart: docs/flower.md says how.
+`flower_exchanges.py` has Flower's simulation and its deployment beside these engines, in one run.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from party_process import NAMESPACE, RUN, SERVER, Clock, Membership, PartyProces
 
 from graft.data.generated import Generated, GeneratedGraphs
 from graft.engines import remote
+from graft.engines.forms import Forms
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.engines.parties import Parties
@@ -105,6 +106,12 @@ def refuse(sender: str, data: bytes) -> bytes:  # noqa: ARG001
     return b""
 
 
+def forms_of(setup: Setup) -> Forms:
+    """Returns what the steps of such a federation may be told and may reply."""
+    shape = len(setup.graphs), setup.features, setup.classes
+    return rehearse(Rehearsal(setup.method, setup.name, *shape, ["gcn"], setup.width, rounds=setup.rounds))
+
+
 @contextmanager
 def star(setup: Setup, folder: Path, processes: int, timed: bool = False) -> Iterator[Star]:
     """Connects a server to parties in so many processes, by mutual TLS."""
@@ -112,10 +119,7 @@ def star(setup: Setup, folder: Path, processes: int, timed: bool = False) -> Ite
     make_ca(folder / "ca")
     for name in (SERVER, *names):
         make_party_keys(name, folder / "ca", folder / "keys" / name)
-    described = Rehearsal(
-        setup.method, setup.name, len(names), setup.features, setup.classes, ["gcn"], setup.width, rounds=setup.rounds
-    )
-    forms = rehearse(described)
+    forms = forms_of(setup)
     members = [
         Membership(
             name,
@@ -164,18 +168,21 @@ class EchoSide:
         return taken
 
 
+@contextmanager
+def echo_sides(setup: Setup, folder: Path, processes: int) -> Iterator[dict[str, EchoSide]]:
+    """Returns exchanges of every engine that needs nothing else to run, by its name."""
+    with star(setup, folder, processes) as there, closing(Loopback(setup, PATIENCE)) as loopback:
+        engines = {"in process": InProcess(setup), "pipes": loopback, "zenoh, mutual TLS": there.engine}
+        yield {name: EchoSide(setup, engine) for name, engine in engines.items()}
+
+
 def measure_engines(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Returns the seconds of exchanges of every engine, with several numbers of parties."""
     results: dict[str, Any] = {}
     for parties in options.parties:
         setup = tiny_setup(Echo(), parties, FEATURES)
-        with ExitStack() as stack:
-            own = parties <= options.own
-            processes = parties if own else 1
-            there = stack.enter_context(star(setup, folder / str(parties), processes))
-            loopback = stack.enter_context(closing(Loopback(setup, PATIENCE)))
-            engines = {"in process": InProcess(setup), "pipes": loopback, "zenoh, mutual TLS": there.engine}
-            sides = {name: EchoSide(setup, engine) for name, engine in engines.items()}
+        processes = parties if parties <= options.own else 1
+        with echo_sides(setup, folder / str(parties), processes) as sides:
             seconds: dict[str, list[float]] = {name: [] for name in sides}
             loads = []
             for turn in range(WARM_UP + options.turns):
