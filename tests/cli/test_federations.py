@@ -145,6 +145,29 @@ def test_nobody_approves_in_silence():
         asking(False)(sheet)
 
 
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        ({"accuracy": {"test": 0.912}}, "test accuracy 91.2 %"),
+        ({"accuracy": {"test": 0.912}, "metric": "auprc", "metrics": {"auprc": {"test": 0.25}}}, "test AUPRC 25.0 %"),
+        (
+            {"accuracy": {"test": 0.9}, "metric": "log_loss", "metrics": {"log_loss": {"test": 0.5}}},
+            "test log loss 0.500",
+        ),
+        (
+            {"accuracy": {"test": 0.5}, "metric": "accuracy", "metrics": {"auroc": {"test": 0.7}}},
+            "test accuracy 50.0 %",
+        ),
+        ({"accuracy": {"test": None}}, ""),
+        ({"accuracy": {"test": None}, "metric": "auprc"}, ""),
+    ],
+)
+def test_the_end_tells_the_metric_that_picked_the_best_round(summary, words):
+    from graft.cli.federations import score_in_words
+
+    assert score_in_words(summary) == words
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["served.toml", "peers.toml"])
 def test_a_trial_runs_real_processes_with_certificates_and_leaves_none(folder, file):

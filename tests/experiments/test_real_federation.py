@@ -10,10 +10,11 @@ import pytest
 import graft
 from graft.data.example_banks import write_banks
 from graft.engines.policy import Policy
+from graft.experiments.callbacks import AllCallbacks
 from graft.experiments.consent import describe_consent
 from graft.experiments.federation_file import parse_federation
 from graft.experiments.party_run import Joining, join
-from graft.experiments.peering import Peering, take_part_as_peer
+from graft.experiments.peering import Greeting, Peering, PeerRun, take_part_as_peer
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.serving import serve
 from tests.wire import MemoryWire
@@ -174,7 +175,8 @@ def test_a_party_with_other_data_or_another_model_is_refused_with_a_sentence(ban
     assert "A round needs 2 parties, but after 3 s there are 0 (nobody)" in str(federation.errors["coordinator"])
 
 
-def test_a_server_that_was_stopped_goes_on_and_ends_as_the_unbroken_one(banks, tmp_path):
+@pytest.mark.parametrize("clock", ["goes on", "was set back"])
+def test_a_server_that_was_stopped_goes_on_and_ends_as_the_unbroken_one(banks, tmp_path, monkeypatch, clock):
     (tmp_path / "whole").mkdir()
     whole = Federation(tmp_path / "whole", banks, content_of("fedgkc"))
     whole.serve()
@@ -200,6 +202,8 @@ def test_a_server_that_was_stopped_goes_on_and_ends_as_the_unbroken_one(banks, t
     broken.threads["coordinator"].join(60)
     assert isinstance(broken.errors.pop("coordinator"), Stopped)
     broken.wire.away.clear()
+    if clock == "was set back":  # the second process must not be taken for one before the first
+        monkeypatch.setattr("time.time_ns", lambda: 1)
     broken.serve(resume=True)
     broken.wait()
     assert not broken.errors
@@ -222,7 +226,22 @@ def test_peers_without_a_server_end_with_models_of_their_own(banks, tmp_path):
         result = federation.results[name]
         assert result.finished
         assert len(graft.load_result(tmp_path / name).client(name).predict(banks / f"{name}-new")) > 0
+        assert json.loads((tmp_path / name / "consent.json").read_text())["facts"] == {
+            "federation": "banks",
+            "peers": 3,
+        }
     assert {to for _, to, _, _ in federation.wire.passed} == set(BANKS)
+
+
+def test_a_peer_that_has_finished_is_not_taken_for_a_busy_one_by_what_it_said_before(tmp_path):
+    file = parse_federation(content_of("dfed_sst", AS_PEERS), "federation.toml")
+    run = PeerRun(Peering("alpha", None), file, tmp_path, RunDirectory(tmp_path), AllCallbacks(()))
+    before = Greeting(1, graft.__version__, file.hash, "drawn", {}, round=3)
+    run._note("beta", before)
+    assert not run.greetings["beta"].finished
+    run._note("beta", replace(before, finished=True))
+    run._note("beta", before)
+    assert run.greetings["beta"].finished
 
 
 def test_parties_that_fail_every_time_end_the_run_with_a_sentence(banks, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional
@@ -78,6 +78,7 @@ def serve(
     import tomllib
 
     from graft.experiments.federation_file import read_federation
+    from graft.experiments.record_files import FEDERATION
     from graft.experiments.serving import serve as serve_federation
 
     file = read_federation(federation)
@@ -86,7 +87,7 @@ def serve(
     if resume is not None and out is not None and out != resume:
         raise InputError("Give --resume or --out, not both: a run goes on in its own folder.")
     folder = resume or out or Path("runs") / f"{file.name}-{file.server}"
-    goes_on = resume is not None or ((folder / "federation.json").is_file() and not overwrite)
+    goes_on = resume is not None or ((folder / FEDERATION).is_file() and not overwrite)
     content = tomllib.loads(federation.read_text(encoding="utf-8"))
     connect = node_opener(file.server, keys, file.parties, file, listen=[listen or file.address])
     rounds, watching = file.experiment.rounds, Watching(monitor, log_file, log_json)
@@ -97,7 +98,7 @@ def serve(
     from graft.experiments.reports.report import write_report
 
     write_report(folder)
-    tell_end(folder, summary["accuracy"]["test"], summary["rounds"])
+    tell_end(folder, summary)
 
 
 def join(
@@ -256,16 +257,28 @@ def asking(approve: bool) -> Callable[[ConsentSheet], bool]:
 
 def finish_own(folder: Path, result: Any) -> None:
     """Write the report and the predictions of a party or a peer, and say where all is."""
-    from graft.cli.report import finish_run
+    from graft.experiments.reports.report import write_report
 
-    finish_run(folder, result)
+    if not result.finished:
+        say(f"Stopped after round {result.rounds[-1]['round']}; the same command goes on with it.")
+        raise typer.Exit(1)
+    write_report(folder)
     predictions = result.client(0).predict()
     predictions.to_csv(folder / "predictions.csv", overwrite=True)
-    accuracy = result.summary["accuracy"]["test"]
-    tell_end(folder, accuracy, result.summary["rounds"])
+    tell_end(folder, result.summary)
     say(f"Predictions of your nodes: {folder / 'predictions.csv'}; of others: graft predict {folder} --data FOLDER")
 
 
-def tell_end(folder: Path, accuracy: float | None, rounds: int) -> None:
-    scored = "" if accuracy is None else f", test accuracy {100 * accuracy:.1f} % at the best one"
-    say(f"{rounds} rounds{scored}. Record: {folder}")
+def tell_end(folder: Path, summary: Mapping[str, Any]) -> None:
+    scored = score_in_words(summary)
+    say(f"{summary['rounds']} rounds{f', {scored} at the best one' if scored else ''}. Record: {folder}")
+
+
+def score_in_words(summary: Mapping[str, Any], width: int = 0) -> str:
+    """Returns the test score of a result in words, by the metric that picked the best round; empty if there is none."""
+    from graft.federation.metric_names import METRICS, format_metric
+
+    metric = summary.get("metric", "accuracy")
+    scores = summary["accuracy"] if metric == "accuracy" else summary.get("metrics", {}).get(metric, {})
+    value = scores.get("test")
+    return "" if value is None else f"test {METRICS[metric].title} {format_metric(metric, value):>{width}}"

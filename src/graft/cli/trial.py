@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from graft.cli.console import say
+from graft.cli.federations import score_in_words
 from graft.errors import InputError, RunError
 from graft.files import explained
 
@@ -178,7 +179,6 @@ def show(everybody: Sequence[str], out: Path) -> None:
 
     for name in everybody:
         summary = RunDirectory(out / name).read_result()
-        test = summary["accuracy"]["test"]
-        scored = "no score" if test is None else f"test accuracy {100 * test:5.1f} %"
+        scored = score_in_words(summary, width=7) or "no score"
         say(f"{name:<16} {summary['rounds']} rounds, {scored}, best round {summary['best_round']}")
     say(f"Records, reports and predictions: {out}")

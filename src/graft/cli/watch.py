@@ -26,6 +26,7 @@ from graft.experiments.following import (
     ManyRuns,
     follow,
 )
+from graft.experiments.record_files import FEDERATION
 from graft.federation.metric_names import METRICS, format_metric, parse_metrics
 
 SHORTEST = 0.1  # seconds between two looks
@@ -169,7 +170,7 @@ class RunWatch:
 
 def between_organisations(folder: Path) -> bool:
     """Returns whether a folder is of a server, a party or a peer, whose own command goes on with it."""
-    return (folder / "federation.json").is_file()
+    return (folder / FEDERATION).is_file()
 
 
 class ManyWatch:

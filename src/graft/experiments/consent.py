@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from graft.engines.forms import FieldForm, Forms, StepForm, most_bytes, shape_in_words, to_json
 from graft.errors import InputError
 from graft.federation.method import Method
 from graft.federation.reveals import covering, declared
-from graft.files import canonical
+from graft.files import canonical, explained
 
 WIDTH = 80  # of a terminal
+CONSENT = "consent.json"  # what was approved, in the folder of who did
 INDENT = "    "
 ONCE = (
     "names of your features and of the classes that occur, how your data were prepared, whether your edges have "
@@ -147,6 +150,19 @@ def consent_json(sheet: ConsentSheet) -> dict[str, Any]:
 def consent_hash(sheet: ConsentSheet) -> str:
     """Returns the hash of all that a sheet says: an approval is of this and of nothing else."""
     return hashlib.sha256(canonical(consent_json(sheet)).encode()).hexdigest()
+
+
+def approve_once(out: Path, sheet: ConsentSheet, approve: Callable[[ConsentSheet], bool]) -> None:
+    """Has a sheet approved, unless the very same was before; what was approved is kept."""
+    path, hash_of_sheet = out / CONSENT, consent_hash(sheet)
+    if path.is_file():
+        with explained(f"{path} cannot be read", InputError):
+            if json.loads(path.read_text()).get("hash") == hash_of_sheet:
+                return
+    if not approve(sheet):
+        raise InputError("Not approved: nothing was sent, and the federation goes on without you.")
+    with explained(f"{path} cannot be written", InputError):
+        path.write_text(json.dumps({"hash": hash_of_sheet, **consent_json(sheet)}, indent=1) + "\n")
 
 
 def describe_consent(sheet: ConsentSheet) -> str:

@@ -58,7 +58,7 @@ def open_models(directory: RunDirectory, given: Given) -> RunModels:
         if not directory.experiment.is_file():
             raise InputError(f"{directory.path} is not a run directory: it holds no experiment.toml.")
         if not directory.preparation.is_file():
-            if (directory.path / "federation.json").is_file():
+            if directory.federation.is_file():
                 raise InputError(
                     f"{directory.path} is of the server of a federation, which has neither data nor models of parties: "
                     f"predictions are theirs to make."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,11 +13,14 @@ import torch
 from graft.data.federation import FederationData
 from graft.data.graphs import Graph, Ints
 from graft.data.lazy_graphs import ClientGraphs
+from graft.data.party import PartyData, read_party
 from graft.engines.forms import Forms
 from graft.engines.rehearsal import Rehearsal, rehearse
 from graft.errors import InputError, RunError
 from graft.experiments.build import build_models, build_setup
+from graft.experiments.callbacks import Callback
 from graft.experiments.combinations import build_topology
+from graft.experiments.consent import ConsentSheet, consent_sheet
 from graft.experiments.experiment import Experiment
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.make_method import name_of
@@ -122,6 +125,42 @@ def own_setup(file: FederationFile, experiment: Experiment, number: int, data: F
         topology=build_topology(file.experiment, len(file.parties)),
         rounds=file.experiment.rounds,
     )
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What one party or peer takes part with: its data are read, and its method is rehearsed."""
+
+    file: FederationFile
+    data: PartyData
+    federation: FederationData  # the same, as those of a federation of one
+    experiment: Experiment
+    setup: Setup
+    forms: Forms
+
+    @property
+    def sheet(self) -> ConsentSheet:
+        """Returns what will leave, for approval."""
+        file = self.file
+        facts: dict[str, str | int | float] = {"federation": file.name}
+        if file.has_server:
+            facts["server"] = file.server
+        facts["parties" if file.has_server else "peers"] = len(file.parties)
+        return consent_sheet(file.method, self.setup.name, self.forms, rounds=file.experiment.rounds, facts=facts)
+
+
+def read_own(
+    file: FederationFile, name: str, source: Any, model: str | None, device: Device, callbacks: Callback
+) -> OwnPart:
+    """Returns what a party or peer takes part with, from its own files and the federation's."""
+    number = file.number(name)
+    callbacks.on_phase("reading data")
+    data = read_party(source, file.agreement, name, number)
+    experiment = own_experiment(file, model, device)
+    federation = data.federation()
+    setup = own_setup(file, experiment, number, federation)
+    callbacks.on_phase("rehearsing")
+    return OwnPart(file, data, federation, experiment, setup, forms_of(file, [setup.models[0]]))
 
 
 def forms_of(file: FederationFile, models: Sequence[str | Model]) -> Forms:

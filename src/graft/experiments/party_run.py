@@ -3,7 +3,6 @@ its own."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -13,20 +12,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graft.data.federation import FederationData
-from graft.data.party import PartyData, read_party
-from graft.engines.forms import Forms
+from graft.data.party import PartyData
 from graft.engines.party import Party, Terms
 from graft.engines.policy import Policy
 from graft.engines.wire import Handler, Node, Patience
 from graft.errors import InputError, RunError
 from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks
 from graft.experiments.checkpoints import write_sealed
-from graft.experiments.consent import ConsentSheet, consent_hash, consent_json, consent_sheet
-from graft.experiments.experiment import Experiment
+from graft.experiments.consent import ConsentSheet
+from graft.experiments.consent import approve_once as approve_once
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.own_rounds import OwnRecord
-from graft.experiments.parties_setup import Device, forms_of, own_experiment, own_setup, state_folder
+from graft.experiments.parties_setup import Device, OwnPart, read_own, state_folder
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.serving import FILE, FORMAT, FederationRecord, read_record
@@ -42,11 +39,9 @@ from graft.experiments.welcome import (
     wait_for_offer,
 )
 from graft.federation.clients import Traffic
-from graft.federation.setup import Setup
 from graft.files import explained, printable
 
 log = logging.getLogger(__name__)
-CONSENT = "consent.json"
 OnCommit = Callable[[int, Mapping[str, float | None], Traffic], None]
 POLL_SECONDS = 1.0  # between looks at whether the server still knows us
 READY_SECONDS = 600.0  # that a request waits for a party to be ready
@@ -69,61 +64,35 @@ class Joining:
 class Ready:
     """A party whose data are read and whose method is rehearsed, of whatever run."""
 
-    file: FederationFile
+    own: OwnPart
     joining: Joining
-    data: PartyData
-    federation: FederationData  # the same, as those of a federation of one
-    experiment: Experiment
-    setup: Setup
-    forms: Forms
+
+    @property
+    def data(self) -> PartyData:
+        return self.own.data
 
     @property
     def sheet(self) -> ConsentSheet:
         """Returns what will leave, for approval."""
-        return consent_sheet(
-            self.file.method,
-            self.setup.name,
-            self.forms,
-            rounds=self.file.experiment.rounds,
-            facts={"federation": self.file.name, "server": self.file.server, "parties": len(self.file.parties)},
-        )
+        return self.own.sheet
 
     def party(self, out: Path, run: str, on_commit: OnCommit, on_end: Callable[[str], None]) -> Party:
         """Returns what answers the requests of a run, with its state in a folder."""
-        folder = state_folder(out)
-        terms = Terms(self.file.server, run, self.file.experiment.rounds, self.forms)
+        folder, file = state_folder(out), self.own.file
+        terms = Terms(file.server, run, file.experiment.rounds, self.own.forms)
         with explained(f"{folder} cannot be written", InputError):
             folder.mkdir(parents=True, exist_ok=True)
-        return Party(self.setup, terms, self.joining.policy, folder, on_commit=on_commit, on_end=on_end)
+        return Party(self.own.setup, terms, self.joining.policy, folder, on_commit=on_commit, on_end=on_end)
 
     def record(self, out: Path, party: Party, callbacks: Callback) -> OwnRecord:
         """Returns what puts on record how good the model of a party is."""
-        return OwnRecord(out, self.experiment, self.federation, self.setup, party.fleet, callbacks)
+        own = self.own
+        return OwnRecord(out, own.experiment, own.federation, own.setup, party.fleet, callbacks)
 
 
 def make_ready(file: FederationFile, joining: Joining, callbacks: Callback) -> Ready:
     """Returns a party with its data read and its method rehearsed."""
-    number = file.number(joining.name)
-    callbacks.on_phase("reading data")
-    data = read_party(joining.data, file.agreement, joining.name, number)
-    experiment = own_experiment(file, joining.model, joining.device)
-    federation = data.federation()
-    setup = own_setup(file, experiment, number, federation)
-    callbacks.on_phase("rehearsing")
-    return Ready(file, joining, data, federation, experiment, setup, forms_of(file, [setup.models[0]]))
-
-
-def approve_once(out: Path, sheet: ConsentSheet, approve: Callable[[ConsentSheet], bool]) -> None:
-    """Has a sheet approved, unless the very same was before; what was approved is kept."""
-    path, hash_of_sheet = out / CONSENT, consent_hash(sheet)
-    if path.is_file():
-        with explained(f"{path} cannot be read", InputError):
-            if json.loads(path.read_text()).get("hash") == hash_of_sheet:
-                return
-    if not approve(sheet):
-        raise InputError("Not approved: nothing was sent, and the federation goes on without this party.")
-    with explained(f"{path} cannot be written", InputError):
-        path.write_text(json.dumps({"hash": hash_of_sheet, **consent_json(sheet)}, indent=1) + "\n")
+    return Ready(read_own(file, joining.name, joining.data, joining.model, joining.device, callbacks), joining)
 
 
 class Reception:

@@ -16,7 +16,6 @@ import torch
 from pydantic import TypeAdapter
 
 import graft
-from graft.data.party import PartyData, read_party
 from graft.data.party_facts import PartyFacts, compare_facts
 from graft.engines.envelopes import STRICT, Count, Name, seal, unseal
 from graft.engines.messages import DamagedMessage
@@ -24,20 +23,19 @@ from graft.engines.peer import Peer
 from graft.engines.wire import Absent, Handler, Node, Patience
 from graft.errors import InputError, RunError
 from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks
-from graft.experiments.checkpoints import read_sealed, write_sealed
-from graft.experiments.consent import ConsentSheet, consent_sheet
+from graft.experiments.checkpoints import write_sealed
+from graft.experiments.consent import ConsentSheet, approve_once
 from graft.experiments.engines import Host
 from graft.experiments.federation_file import FederationFile
-from graft.experiments.parties_setup import Device, forms_of, own_experiment, own_setup, state_folder
+from graft.experiments.parties_setup import Device, OwnPart, read_own, state_folder
 from graft.experiments.recorder import open_record
 from graft.experiments.result import Result
 from graft.experiments.run import Run
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.serving import FILE, FORMAT, RECORD, FederationRecord
+from graft.experiments.serving import FILE, FORMAT, FederationRecord, read_record
 from graft.experiments.welcome import PROTOCOL
 from graft.federation.clients import Traffic
 from graft.federation.session import RoundFacts, RoundOutcome, Session
-from graft.files import explained
 from graft.tensors.trees import Tree
 
 POLL_SECONDS = 0.2
@@ -125,36 +123,21 @@ class PeerRun:
         self.others = [name for name in file.parties if name != peering.name]
         self.finished = False
         self._ready = threading.Event()  # when others can fetch messages
+        self._noting = threading.Lock()
         self.greetings: dict[str, Greeting] = {}
-        self.data: PartyData
+        self.own: OwnPart
         self.engine: Peer | None = None
 
     def prepare(self, approve: Callable[[ConsentSheet], bool]) -> None:
         """Reads the data and has what will leave approved."""
         file, peering = self.file, self.peering
-        self.callbacks.on_phase("reading data")
-        self.data = read_party(peering.data, file.agreement, peering.name, self.number)
-        self.experiment = own_experiment(file, peering.model, peering.device)
-        self.federation = self.data.federation()
-        self.setup = own_setup(file, self.experiment, self.number, self.federation)
-        self.callbacks.on_phase("rehearsing")
-        self.forms = forms_of(file, [self.setup.models[0]])
+        self.own = read_own(file, peering.name, peering.data, peering.model, peering.device, self.callbacks)
+        approve_once(self.out, self.own.sheet, approve)
         if (self.out / FILE).is_file():
-            self.record = self._read_record()
-            return
-        facts: dict[str, str | int | float] = {"federation": file.name, "peers": len(file.parties)}
-        sheet = consent_sheet(file.method, self.setup.name, self.forms, rounds=file.experiment.rounds, facts=facts)
-        if not approve(sheet):
-            raise InputError("Not approved: nothing was sent, and the federation goes on without this peer.")
-        self.record = FederationRecord(FORMAT, "", file.hash, [secrets.token_hex(16)])
-        write_sealed(self.out / FILE, asdict(self.record))
-
-    def _read_record(self) -> FederationRecord:
-        with explained(f"{self.out / FILE} cannot be read", InputError):
-            record = read_sealed(self.out / FILE, RECORD, FORMAT, "record of the federation")
-        if record.hash != self.file.hash:
-            raise InputError(f"{self.out} is of a federation with another method, other settings, peers or data.")
-        return record
+            self.record = read_record(self.out, file)
+        else:
+            self.record = FederationRecord(FORMAT, "", file.hash, [secrets.token_hex(16)])
+            write_sealed(self.out / FILE, asdict(self.record))
 
     def handle(self, sender: str, data: bytes) -> bytes:
         """Returns the answer to another peer: a greeting to a greeting, a message to one who fetches it."""
@@ -165,13 +148,13 @@ class PeerRun:
                 raise RunError(f"{sender} asks before this peer is ready") from None
             return self.engine.handle(sender, data)
         if sender in self.others:
-            self.greetings[sender] = greeting
+            self._note(sender, greeting)
         return seal(self._greeting())
 
     def _greeting(self) -> Greeting:
         current = 0 if self.engine is None else self.engine.outbox.round
         nonce = self.record.parties[0]
-        facts = self.data.facts.to_json()
+        facts = self.own.data.facts.to_json()
         return Greeting(PROTOCOL, graft.__version__, self.file.hash, nonce, facts, current, self.finished)
 
     def _greet(self, node: Node, seconds: float) -> None:
@@ -181,9 +164,15 @@ class PeerRun:
         for name, data in (node.ask(dict.fromkeys(present, said), Patience(seconds)) if present else {}).items():
             if not isinstance(data, Absent):
                 try:
-                    self.greetings[name] = unseal(data, GREETING)[0]
+                    self._note(name, unseal(data, GREETING)[0])
                 except DamagedMessage as error:
                     raise RunError(f"{name} answered a greeting with what is {error}") from None
+
+    def _note(self, name: str, greeting: Greeting) -> None:
+        """Keeps what another said last; one that has finished has, though an answer of before may come in later."""
+        with self._noting:
+            finished = name in self.greetings and self.greetings[name].finished
+            self.greetings[name] = replace(greeting, finished=greeting.finished or finished)
 
     def _agree(self, node: Node) -> str:
         """Waits for everybody, and returns what this run is known by; a disagreement is refused with one sentence."""
@@ -228,13 +217,14 @@ class PeerRun:
         parties = self.file.parties
         checkpoint = self.directory.load() if self.directory.experiment.is_file() else None
         done = 0 if checkpoint is None else checkpoint.round
+        own, setup = self.own, self.own.setup
         engine = Peer(
-            self.setup,
+            setup,
             self.number,
             parties,
             patience,
             run=self.record.run,
-            forms=self.forms,
+            forms=own.forms,
             folder=folder,
             after=done,
         )
@@ -242,14 +232,12 @@ class PeerRun:
         self._catch_up(node, engine, done)
         self.engine = engine
         self._ready.set()
-        session = PeerSession(self.setup, engine)
-        device = self.setup.device.type
+        session = PeerSession(setup, engine)
+        device = setup.device.type
         threads = torch.get_num_threads()
-        recorder = open_record(
-            self.directory, self.experiment, self.setup, self.federation, threads, device, checkpoint
-        )
+        recorder = open_record(self.directory, own.experiment, setup, own.federation, threads, device, checkpoint)
         host = Host(device, lambda: 0, lambda setup: engine)  # noqa: ARG005
-        run = Run(self.experiment, self.federation, session, recorder, self.callbacks, host)
+        run = Run(own.experiment, own.federation, session, recorder, self.callbacks, host)
         result = run.run_rounds(begun, checkpoint)
         self.finished = result.finished
         if self.finished:  # one that was asked to stop leaves at once

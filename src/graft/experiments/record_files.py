@@ -30,6 +30,8 @@ from graft.files import (
     write_text,
 )
 
+FEDERATION = "federation.json"  # of a server, a party or a peer: which run of which federation its folder is of
+
 Count = Annotated[int, Ge(0)]
 Client = Count | str  # a number, or a name
 Score = float | None

@@ -92,7 +92,7 @@ def resume(
     with explained(f"{out} cannot be read", InputError):
         if not directory.experiment.is_file():
             raise InputError(f"{out} is not a run directory: it holds no experiment.toml.")
-        if (directory.path / "federation.json").is_file():
+        if directory.federation.is_file():
             raise InputError(
                 f"{out} is of a federation between organisations, which goes on with the command that began it: graft "
                 f"join or graft peer with the same --out, or graft serve --resume {out}."

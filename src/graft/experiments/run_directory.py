@@ -12,7 +12,7 @@ from graft.experiments.best_files import NAME, load_best
 from graft.experiments.best_models import RoundModels
 from graft.experiments.checkpoints import Checkpoint, Origin, load_checkpoint, read_contents, save_checkpoint
 from graft.experiments.free_folder import check_free
-from graft.experiments.record_files import RoundLog, experiment_checksum, read_result, write_result
+from graft.experiments.record_files import FEDERATION, RoundLog, experiment_checksum, read_result, write_result
 from graft.experiments.state_log import StateLog
 from graft.files import Lock, explained, parse_json, read_text, unseal, write_text
 
@@ -36,6 +36,7 @@ class RunDirectory:
         self.checkpoint = path / "checkpoint"
         self.best = path / "best"
         self.preparation = path / "preparation.json"
+        self.federation = path / FEDERATION
         self.log = RoundLog(path / "rounds.jsonl", self.experiment)
 
     def lock(self) -> Lock:

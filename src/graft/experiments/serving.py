@@ -24,10 +24,11 @@ from graft.engines.wire import Absent, Handler, Node, Patience
 from graft.errors import InputError, RunError
 from graft.experiments.best_models import GLOBAL, RoundModels
 from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks, RunStart
-from graft.experiments.checkpoints import STRICT, Checkpoint, Origin, read_sealed, write_sealed
+from graft.experiments.checkpoints import STRICT, Checkpoint, Count, Origin, read_sealed, write_sealed
 from graft.experiments.experiment_files import experiment_text
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.parties_setup import server_forms, server_setup
+from graft.experiments.record_files import FEDERATION
 from graft.experiments.recorder import Recorder
 from graft.experiments.recovery import stop_politely
 from graft.experiments.run_directory import RunDirectory
@@ -45,8 +46,9 @@ from graft.tensors.trees import Tree, flatten, map_tree, unflatten
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 MOST_FAILURES = 20  # of one round, each with enough parties to begin it
+MOST_REQUESTS = 2**40  # of one process to one party
 FORMAT = "graft-federation-1"
-FILE = "federation.json"
+FILE = FEDERATION
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class FederationRecord:
     run: str
     hash: str  # of what all have agreed on
     parties: Annotated[list[str], MaxLen(100_000)]
+    start: Count = 0  # what the numbers of a server's latest process are larger than
 
     __pydantic_config__ = STRICT
 
@@ -84,13 +87,13 @@ def serve(
         if resume and not (out / FILE).is_file():
             raise InputError(f"{out} holds no {FILE}: it is not the folder of a server.")
         stack.enter_context(directory.lock() if resume else directory.claim(overwrite))
-        record = read_record(out, file) if resume else begin_record(out, file, directory)
+        record = begin_process(out, read_record(out, file) if resume else begin_record(out, file, directory))
         if not directory.experiment.is_file():  # it was stopped before it could begin
             directory.begin(experiment_text(file.experiment))
         heard.on_phase("rehearsing")
         door = Door(file, content, record.run)
         node = stack.enter_context(closing(open_node(door.handle)))
-        return Coordinator(file, door, node, directory, heard, record.run).run(resume=resume)
+        return Coordinator(file, door, node, directory, heard, record).run(resume=resume)
 
 
 def begin_record(out: Path, file: FederationFile, directory: RunDirectory) -> FederationRecord:
@@ -109,6 +112,17 @@ def read_record(out: Path, file: FederationFile) -> FederationRecord:
     if record.hash != file.hash:
         raise InputError(f"{out} is of a federation with another method, other settings, parties or data.")
     return record
+
+
+def begin_process(out: Path, record: FederationRecord) -> FederationRecord:
+    """Puts on record that a process of the server begins, with a number after all of the one before it.
+
+    That is the time, unless the clock was set back: parties refuse whatever an earlier process asks.
+    """
+    begun = replace(record, start=max(time.time_ns(), record.start + MOST_REQUESTS))
+    with explained(f"{out / FILE} cannot be written", InputError):
+        write_sealed(out / FILE, asdict(begun))
+    return begun
 
 
 class OnlyJoined:
@@ -133,11 +147,17 @@ class Coordinator:
     """The rounds of a server."""
 
     def __init__(
-        self, file: FederationFile, door: Door, node: Node, directory: RunDirectory, callbacks: Callback, run: str
+        self,
+        file: FederationFile,
+        door: Door,
+        node: Node,
+        directory: RunDirectory,
+        callbacks: Callback,
+        record: FederationRecord,
     ) -> None:
         self.file, self.door, self.directory, self.callbacks = file, door, directory, callbacks
         self.node = OnlyJoined(node, door)
-        self.setup, self.forms, self._run = server_setup(file), server_forms(file), run
+        self.setup, self.forms, self._record = server_setup(file), server_forms(file), record
         self.scores = self._no_scores()
         experiment = file.experiment
         origin = Origin(experiment_text(experiment), models_checksum(self.setup.models), file.hash, "cpu", 1, 0)
@@ -161,9 +181,10 @@ class Coordinator:
             self.node,
             self.file.parties,
             self.file.rounds.patience(len(self.file.parties)),
-            run=self._run,
+            run=self._record.run,
             forms=self.forms,
             after=self._restore(checkpoint),
+            start=self._record.start,
             max_norm=self.file.limits.max_norm,
         )
         self.session = Session(self.setup, engine)
