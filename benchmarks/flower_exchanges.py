@@ -6,6 +6,8 @@ to make an exchange. All take turns: in each one exchange of the deployment, and
 counts for nobody. The deployment is a SuperLink with TLS and a SuperNode with a key for each party; its parties and
 those of the simulation are opened from their folders, as those of a real federation are. Above `--own` parties those of
 zenoh share a process. A carrier that fails, or takes too long, is left out from then on, and the table says why.
+
+SuperNodes look for work as often as Flower has it: ten times as often, thirty of them take more than a core of two.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -29,13 +32,10 @@ import torch
 from exchanges import FEATURES, Echo, EchoSide, between, echo_sides, forms_of, low_and_median, say, tiny_setup
 from party_process import RUN, SERVER
 
-from graft.cli.flower import project_text, readme_text
 from graft.engines.parties import Parties
 from graft.engines.party import Party, Terms
 from graft.engines.policy import Policy
 from graft.engines.wire import Handler, Node, Patience
-from graft.experiments import flower_run
-from graft.experiments.federation_file import parse_federation
 from graft.machine import free_ram
 from graft.tensors.trees import count_bytes
 
@@ -54,18 +54,25 @@ LOOK_SECONDS = 0.5  # between two looks at how much memory is left
 
 
 class EchoInFolder:
-    """A party that sends back what it is sent; its graph is made and its method rehearsed whenever it is opened."""
+    """A party that sends back what it is sent; its graph is made and its method rehearsed once in every process."""
 
     def __init__(self, folder: Path) -> None:
         number, parties = int(folder.name.rpartition("_")[2]), len(list(folder.parent.iterdir()))
         setup = tiny_setup(Echo(), parties, FEATURES)
-        own = replace(setup.part([number]), kinds=(setup.models[number],))
-        terms = Terms(SERVER, RUN, setup.rounds, forms_of(setup))
-        self.handle = Party(own, terms, Policy(scores="all", minimum_count=0), folder).handle
+        self._folder, self._setup = folder, replace(setup.part([number]), kinds=(setup.models[number],))
+        self._terms = Terms(SERVER, RUN, setup.rounds, forms_of(setup))
+        self.read_state()
+
+    def read_state(self) -> None:
+        """Takes up what other processes have done for this party."""
+        policy = Policy(scores="all", minimum_count=0)
+        self.handle = Party(self._setup, self._terms, policy, self._folder).handle
 
 
 def open_echo(folder: str) -> Handler:
     """Returns what answers for a party, which a process keeps open just as it does a real one."""
+    from graft.experiments import flower_run
+
     flower_run.PartyInFolder = EchoInFolder  # type: ignore[assignment,misc]
     return flower_run.open_party(folder)
 
@@ -129,6 +136,10 @@ class FlowerSide:
 
 def write_run(folder: Path, parties: int, **settings: Any) -> list[str]:
     """Writes what `flwr run` is given, and the folders of parties; returns the words of the command."""
+    # Here and not above: the processes of pipes and zenoh import this file again, each for itself.
+    from graft.cli.flower import project_text, readme_text
+    from graft.experiments.federation_file import parse_federation
+
     names = [f"party_{number}" for number in range(parties)]
     for name in names:
         (folder / "parties" / name).mkdir(parents=True)
@@ -283,10 +294,11 @@ def main() -> None:
     parser.add_argument("--quick", type=int, default=8, help="exchanges of every other carrier in a turn")
     parser.add_argument("--own", type=int, default=10, help="up to how many parties of zenoh's have a process each")
     parser.add_argument("--flower", default="simulation,deployment", help="which of Flower's runs there are")
-    parser.add_argument("--poll", type=float, default=0.1, help="seconds between two looks of a SuperNode for work")
+    parser.add_argument("--poll", type=float, default=1.0, help="seconds between two looks of a SuperNode for work")
     parser.add_argument("--seconds", type=float, default=900, help="that a run may take to begin, or an exchange")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Ended from outside."))  # with all that was started
     torch.set_num_threads(1)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}

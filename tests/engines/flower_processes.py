@@ -141,6 +141,8 @@ class Deployment:
         return self
 
     def __exit__(self, *_):
+        for process in self.nodes.values():
+            process.terminate()  # all at once: each takes seconds to end
         self._stack.close()
 
     def register(self, name):

@@ -181,27 +181,36 @@ def over_flower(folder, text, out="out", names=PARTIES):
     return serve_over_flower(FlowerNode(grid, "hub", PARTIES), text, str(folder / out))
 
 
+def noted_preparations(monkeypatch):
+    """The parties whose data are read and whose method is rehearsed, from now on."""
+    names, make_ready = [], flower_run.make_ready
+
+    def noting(file, joining, callbacks):
+        names.append(joining.name)
+        return make_ready(file, joining, callbacks)
+
+    monkeypatch.setattr(flower_run, "make_ready", noting)
+    return names
+
+
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedgkc", marks=pytest.mark.slow)])
 def test_a_federation_from_its_file_ends_where_one_process_ends(method, tmp_path, monkeypatch):
     text = text_of(method)
     write_parties(tmp_path, text, method)
-    opened = []
-    init = flower_run.PartyInFolder.__init__
-    monkeypatch.setattr(
-        flower_run.PartyInFolder, "__init__", lambda self, path: opened.append(path) or init(self, path)
-    )
+    prepared = noted_preparations(monkeypatch)
     summary = over_flower(tmp_path, text)
     assert (summary["rounds"], summary["absences"]) == (2, {})
-    assert len(opened) == len(PARTIES)  # one process opens a party once
+    assert sorted(prepared) == PARTIES  # one process reads the data of a party once
     assert (tmp_path / "out" / "report.html").is_file()
     check_ends_alike(tmp_path / "out", tmp_path, text, method)
     assert max(gaps(tmp_path / "out", tmp_path, *in_one_process(text, method, seed=7))) > 1e-3
 
 
-def test_a_party_that_another_process_answers_for_in_between_is_opened_again(tmp_path, monkeypatch):
+def test_a_party_that_another_process_answers_for_in_between_has_its_state_read_again(tmp_path, monkeypatch):
     """Two processes of a simulation, as two memories of what was opened."""
     text = text_of("fedavg")
     write_parties(tmp_path, text, "fedavg")
+    prepared = noted_preparations(monkeypatch)
     memories, turns = [{}, {}], []
 
     def open_by_turns(folder):
@@ -213,6 +222,7 @@ def test_a_party_that_another_process_answers_for_in_between_is_opened_again(tmp
     grid = FakeGrid(tmp_path, open_party="tests.engines.flower_parties:open_toy")
     serve_over_flower(FlowerNode(grid, "hub", PARTIES), text, str(tmp_path / "out"))
     assert all(memories)
+    assert sorted(prepared) == sorted(PARTIES * len(memories))  # each process reads the data of a party once
     check_ends_alike(tmp_path / "out", tmp_path, text, "fedavg")
 
 

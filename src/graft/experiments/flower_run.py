@@ -125,8 +125,13 @@ class PartyInFolder:
         joining = Joining(record.name, record.data, record.model, record.device, policy)
         self._ready = make_ready(self.file, joining, AllCallbacks(()))
         approve_once(folder, self._ready.sheet, lambda sheet: False)  # noqa: ARG005  (nobody is here to approve)
-        run = read_record(folder, self.file).run if (folder / FILE).is_file() else None
+        self.read_state()
+
+    def read_state(self) -> None:
+        """Takes up what other processes have done for this party; its data and what it approved of stay the same."""
+        run = read_record(self.folder, self.file).run if (self.folder / FILE).is_file() else None
         self._party = None if run is None else self._open(run)
+        self.__dict__.pop("_record", None)
 
     def _open(self, run: str) -> Party:
         return self._ready.party(self.folder, run, self._committed, self._end)
@@ -202,7 +207,9 @@ def open_party(folder: str) -> Handler:
         turn = path / TURN_FILE
         opened = OPENED.pop(path, None)
         left = turn.read_text() if turn.is_file() else ""
-        party = opened.party if opened is not None and opened.mark == left else PartyInFolder(path)
+        party = PartyInFolder(path) if opened is None else opened.party
+        if opened is not None and opened.mark != left:
+            party.read_state()
         mark = f"{os.getpid()} {secrets.token_hex(8)}"
         turn.write_text(mark)  # before anything changes: what other processes hold is not true from now on
         answer = party.handle(sender, data)
