@@ -192,6 +192,7 @@ def test_a_quorum_is_a_share_of_those_who_are_asked():
         ({"rounds__tiemout": 9}, "Unknown setting 'tiemout' .did you mean 'timeout'"),
         ({"limits__max_norm": 0}, "max_norm is 0"),
         ({"limits__more": 1}, "Unknown setting 'more'"),
+        ({"limits__most_bytes": 2**31}, "most_bytes is 2147483648"),
         ({"peers": {"bank_a": "127.0.0.1:1"}}, "has a server, but there is a table .peers."),
         ({"experiment__method": "dfed_sst"}, "Method 'dfed_sst' has no server"),
         ({"experiment__method": "centralised", "settings": None}, "needs the data of all parties in one place"),

@@ -218,7 +218,8 @@ def node_opener(
     connect: list[str] | None = None,
 ) -> Callable[[Handler], Node]:
     """Returns what connects somebody to the others, by mutual TLS and nothing else; keys are looked at now."""
-    from graft.engines.zenoh import MOST_BYTES, ZenohNode
+    from graft.engines.wire import MOST_BYTES
+    from graft.engines.zenoh import ZenohNode
     from graft.keys import load_keys
 
     files = load_keys(keys, name, listens=bool(listen), connects=bool(connect))

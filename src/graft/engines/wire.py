@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
+MOST_BYTES = 2**30  # of a request or an answer
 Handler = Callable[[str, bytes], bytes]  # is told who asks, which the carrier vouches for, and what; returns the answer
 
 

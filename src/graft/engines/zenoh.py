@@ -30,7 +30,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from graft.engines.asking import NOT_CONNECTED, Asking, Attempt, Connection
-from graft.engines.wire import Absent, Handler, Patience
+from graft.engines.wire import MOST_BYTES, Absent, Handler, Patience
 from graft.engines.zenoh_settings import check_addresses, configure, key_of
 from graft.errors import InputError, RunError
 from graft.files import printable
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**28  # of a request or an answer, unless a node is told otherwise
 MOST_PENDING = 8  # requests of one sender that are handled or wait for it; more are dropped
 MOST_THREADS = 64
 CLOSE_SECONDS = 5.0  # that handlers under way have when a node is closed
@@ -135,7 +134,8 @@ class ZenohNode:
         for name, request in requests.items():
             if len(request) > self.most_bytes:
                 raise RunError(
-                    f"The request to {name} has {len(request)} bytes, more than the {self.most_bytes} allowed."
+                    f"The request to {name} has {len(request)} bytes, more than the {self.most_bytes} allowed: "
+                    f"most_bytes in [limits] of the federation's file can be up to {MOST_BYTES}, or make the model smaller."
                 )
         if self._closed:
             raise RunError(f"The connections of {self.name} are closed; nobody can be asked any more.")

@@ -11,7 +11,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
-from graft.engines.wire import Patience
+from graft.engines.wire import MOST_BYTES, Patience
 from graft.errors import InputError
 from graft.fields import check_fields
 from graft.files import printable
@@ -88,7 +88,7 @@ class Limits:
         Gt(0),
         Doc("An update is left out whose norm is so many times the median of the round's, or more."),
     ] = None
-    most_bytes: Annotated[int, Ge(1024), Le(2**40), Doc("Bytes of one message; more are refused.")] = 2**30
+    most_bytes: Annotated[int, Ge(1024), Le(MOST_BYTES), Doc("Bytes of one message; more are refused.")] = MOST_BYTES
 
     def __post_init__(self) -> None:
         check_fields(self)
