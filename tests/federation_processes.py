@@ -78,9 +78,10 @@ class Federation:
     def start(self, name: str) -> None:
         """Starts somebody, or starts it again with the command that a person would give."""
         from graft.cli.trial import command_of
+        from graft.experiments.record_files import FEDERATION
 
         words = command_of(name, self.file, self.written, self.out, self.sources, None, "own")
-        if name == SERVER and (self.out / name / "federation.json").is_file():
+        if name == SERVER and (self.out / name / FEDERATION).is_file():
             words = [word if word != "--out" else "--resume" for word in words]
         self.started[name] = time.time()
         process = context.Process(target=act, args=(words, str(self.out / f"{name}.log")))

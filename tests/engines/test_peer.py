@@ -171,3 +171,16 @@ def test_an_outbox_is_on_the_disk_and_forgets_what_is_old(tmp_path):
     assert again.wait_for(2, "mix.0", 0) == b"message 2"
     assert again.wait_for(1, "mix.0", 0) is None
     assert again.wait_for(4, "mix.0", 0) is None
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 20, b"mess"])
+def test_a_message_that_a_power_failure_damaged_is_not_handed_out(tmp_path, left, caplog):
+    outbox = Outbox(tmp_path)
+    outbox.put(1, "mix.0", b"message 1")
+    outbox.put(1, "mix.1", b"message 2")
+    outbox.settle()
+    (tmp_path / "1-mix.0.message").write_bytes(left)
+    again = Outbox(tmp_path)
+    assert again.wait_for(1, "mix.0", 0) is None
+    assert again.wait_for(1, "mix.1", 0) == b"message 2"
+    assert "1-mix.0.message is damaged" in caplog.text

@@ -7,9 +7,12 @@ the others take over its weight.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+import zlib
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -24,6 +27,7 @@ from graft.engines.envelopes import STRICT, Count, Name, Words, seal, unseal
 from graft.engines.fetching import fetch
 from graft.engines.forms import Forms, RefusedMessage, check_tree
 from graft.engines.in_process import InProcess
+from graft.engines.kept_state import CHECKED, sync
 from graft.engines.messages import DamagedMessage, drop_client_axis, pack, unpack
 from graft.engines.party import MOST_SIZE, Journal, described
 from graft.engines.wire import Absent, Node, Patience
@@ -31,9 +35,10 @@ from graft.federation.clients import Mail, Replies, Request, Round, StepLosses
 from graft.federation.server import Server
 from graft.federation.setup import Setup
 from graft.federation.topologies import renormalise
-from graft.files import printable, write_bytes
+from graft.files import printable, replace_bytes, sync_folder
 from graft.tensors.trees import Tree, map_tree, stack
 
+log = logging.getLogger(__name__)
 KEPT_ROUNDS = 2  # in which something was sent stay in the outbox, for those who are a little behind
 BEGUN = ""  # in the place of an exchange: that the round has begun
 
@@ -68,17 +73,27 @@ FETCHED: TypeAdapter[Fetched] = TypeAdapter(Fetched)
 
 
 class Outbox:
-    """What a peer sends, kept for others to fetch, on its disk where it has one."""
+    """What a peer sends, kept for others to fetch, on its disk where it has one.
+
+    Whoever kills a peer loses nothing: a message is with the system before anybody can fetch it. On the disk it is a
+    little later, and at the latest when `settle` returns.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder, self._changed = folder, threading.Condition()
         self._messages: dict[tuple[int, str], bytes] = {}
+        self._syncs, self._syncing = ThreadPoolExecutor(1, thread_name_prefix="outbox"), list[Future[None]]()
         self.round = 0  # that this peer is in
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for path in folder.glob("*-*.message"):
                 number, exchange = path.stem.split("-", 1)
-                self._messages[int(number), exchange] = path.read_bytes()
+                content = path.read_bytes()
+                if content[:CHECKED] == check_bytes(content[CHECKED:]):
+                    self._messages[int(number), exchange] = content[CHECKED:]
+                else:
+                    log.warning("%s is damaged, as by a power failure: nobody can fetch it any more.", path)
+                    path.unlink()
 
     def begin(self, round: int) -> None:
         """Begins a round; what is too old is forgotten."""
@@ -93,10 +108,20 @@ class Outbox:
 
     def put(self, round: int, exchange: str, message: bytes) -> None:
         if self._folder is not None:
-            write_bytes(self._path(round, exchange), message)
+            path = self._path(round, exchange)
+            replace_bytes(path, check_bytes(message), message)
+            self._syncing.append(self._syncs.submit(sync, path))
         with self._changed:
             self._messages[round, exchange] = message
             self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Returns when all that was put here is on the disk."""
+        for syncing in self._syncing:
+            syncing.result()
+        if self._folder is not None and self._syncing:
+            sync_folder(self._folder)
+        self._syncing.clear()
 
     def wait_until(self, round: int, seconds: float) -> bool:
         """Returns whether a round has begun here, waiting for it."""
@@ -312,6 +337,11 @@ class Peer:
 
     def close(self) -> None:
         self.node.close()
+
+
+def check_bytes(message: bytes) -> bytes:
+    """Returns the checksum that a message has on the disk."""
+    return zlib.crc32(message).to_bytes(CHECKED, "little")
 
 
 def exchange_key(request: Request) -> str:

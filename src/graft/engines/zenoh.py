@@ -135,7 +135,7 @@ class ZenohNode:
             if len(request) > self.most_bytes:
                 raise RunError(
                     f"The request to {name} has {len(request)} bytes, more than the {self.most_bytes} allowed: "
-                    f"most_bytes in [limits] of the federation's file can be up to {MOST_BYTES}, or make the model smaller."
+                    f"most_bytes in [limits] of the federation's file can be {MOST_BYTES}, or take a smaller model."
                 )
         if self._closed:
             raise RunError(f"The connections of {self.name} are closed; nobody can be asked any more.")

@@ -105,6 +105,7 @@ class PeerSession(Session):
             nothing = Tree(losses=torch.empty(0), details=Tree(), correct=Tree())
             return RoundOutcome(nothing, RoundFacts([], Traffic(), {}, [], {}))
         outcome = super().round(number, evaluate=evaluate)
+        self.engine.outbox.settle()  # before the round is on record
         numbers = {name: position for position, name in enumerate(self.setup.names or ())}
         absent = {numbers[name]: reason for name, reason in self.engine.absent.items()}
         present = [client for client in outcome.facts.participants if client not in absent]
