@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -183,8 +184,9 @@ def simulation(folder: Path, parties: int, options: argparse.Namespace) -> Itera
 def deployment(folder: Path, parties: int, options: argparse.Namespace) -> Iterator[FlowerSide]:
     """Runs a SuperLink with TLS, and a SuperNode with a key of its own for each party."""
     command = write_run(folder, parties, **{"meeting-seconds": options.seconds})
-    open_words = 'open-party="flower_exchanges:open_echo"'
+    open_words = 'open-party="flower_party:open_echo"'
     with told(folder, options.seconds) as door, processes.Deployment(folder, **variables(options)) as deployed:
+        compile_all(deployed.env)
         for path in sorted((folder / "parties").iterdir()):
             deployed.register(path.name)
             deployed.start_node(path.name, f'name="{path.name}" folder="{path}" {open_words}')
@@ -194,6 +196,12 @@ def deployment(folder: Path, parties: int, options: argparse.Namespace) -> Itera
             yield side
         finally:
             side.close()
+
+
+def compile_all(env: Mapping[str, str]) -> None:
+    """Has what a message's process loads compiled once, and not by all of them at the same time."""
+    code = "import flwr.supernode.cli, flower_exchanges, graft.engines.flower, graft.experiments.flower_run"
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=600)
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
