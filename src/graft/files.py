@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -180,11 +180,15 @@ class Lock:
                 raise
 
     def _take(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.05)  # it may be somebody who just looks, as `is_locked` does
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(200):
+            with suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            # Those who just look, as `is_locked` does, let others look as well; one who writes does not, and ends this.
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            time.sleep(0.005)
+        raise BlockingIOError
 
     def release(self) -> None:
         os.close(self._descriptor)
