@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graft.engines.wire import MOST_BYTES
 from graft.tensors.trees import Tree, flatten, unflatten
 
-MOST_BYTES = 2**30  # of a message
 MOST_HEAD = 2**20  # bytes of JSON, which takes up to some thirty times as much memory once it is read
 MOST_PATHS = 10_000
 DEEPEST = 32  # levels of a tree, or of a head

@@ -30,14 +30,15 @@ from graft.engines.wire import Absent, Handler, Node, Patience
 from graft.errors import InputError
 from graft.experiments.callbacks import AllCallbacks
 from graft.experiments.checkpoints import read_sealed, write_sealed
-from graft.experiments.consent import ConsentSheet
+from graft.experiments.consent import ConsentSheet, approve_once
 from graft.experiments.federation_file import FederationFile, parse_federation
 from graft.experiments.own_rounds import OwnRecord
 from graft.experiments.parties_setup import Device
-from graft.experiments.party_run import Joining, Ready, approve_once, make_ready
+from graft.experiments.party_run import Joining, Ready, make_ready
+from graft.experiments.record_files import FEDERATION
 from graft.experiments.reports.report import write_report
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.serving import FILE, FORMAT, FederationRecord, read_record, serve
+from graft.experiments.serving import FORMAT, FederationRecord, read_record, serve
 from graft.experiments.welcome import LONGEST, OFFER, PROTOCOL, WELCOME, Hello, Join, Leave, Welcome
 from graft.federation.clients import Traffic
 from graft.files import explained, printable
@@ -92,7 +93,7 @@ def write_party(
 ) -> Ready:
     """Makes the folder of a party that approves of what will leave; `path` is that of the federation's file, `content`
     what it holds."""
-    if (out / FILE).is_file():
+    if (out / FEDERATION).is_file():
         raise InputError(f"{out} is of a run that has begun: give another folder.")
     if out.exists() and any(out.iterdir()) and not (out / PARTY_FILE).is_file():
         raise InputError(f"{out} is not empty: give another folder.")
@@ -129,7 +130,7 @@ class PartyInFolder:
 
     def read_state(self) -> None:
         """Takes up what other processes have done for this party; its data and what it approved of stay the same."""
-        run = read_record(self.folder, self.file).run if (self.folder / FILE).is_file() else None
+        run = read_record(self.folder, self.file).run if (self.folder / FEDERATION).is_file() else None
         self._party = None if run is None else self._open(run)
         self.__dict__.pop("_record", None)
 
@@ -175,7 +176,9 @@ class PartyInFolder:
         """Takes part in a run from now on, and in no other with this folder."""
         self._party = self._open(run)
         self._record  # noqa: B018  (begun with the model of before the first round)
-        write_sealed(self.folder / FILE, asdict(FederationRecord(FORMAT, run, self.file.hash, list(self.file.parties))))
+        write_sealed(
+            self.folder / FEDERATION, asdict(FederationRecord(FORMAT, run, self.file.hash, list(self.file.parties)))
+        )
 
     def _committed(self, round: int, losses: Mapping[str, float | None], traffic: Traffic) -> None:
         self._record.add(round, losses, traffic)
@@ -296,7 +299,7 @@ def serve_over_flower(node: Node, federation: str, out: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"The setting 'federation' is no text of a federation's file: {error}.") from error
     file, folder = parse_federation(content, "the setting 'federation'"), Path(out)
-    resume = (folder / FILE).is_file()
+    resume = (folder / FEDERATION).is_file()
     summary = serve(file, content, folder, lambda door: Inviting(node, door, file), resume=resume)
     write_report(folder)
     return summary

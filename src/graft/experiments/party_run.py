@@ -19,14 +19,14 @@ from graft.engines.wire import Handler, Node, Patience
 from graft.errors import InputError, RunError
 from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks
 from graft.experiments.checkpoints import write_sealed
-from graft.experiments.consent import ConsentSheet
-from graft.experiments.consent import approve_once as approve_once
+from graft.experiments.consent import ConsentSheet, approve_once
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.own_rounds import OwnRecord
 from graft.experiments.parties_setup import Device, OwnPart, read_own, state_folder
+from graft.experiments.record_files import FEDERATION
 from graft.experiments.result import Result
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.serving import FILE, FORMAT, FederationRecord, read_record
+from graft.experiments.serving import FORMAT, FederationRecord, read_record
 from graft.experiments.welcome import (
     OFFER,
     WELCOME,
@@ -134,7 +134,7 @@ def join(
     with ExitStack() as stack:
         stack.callback(heard.close)
         directory = RunDirectory(out)
-        known = (out / FILE).is_file()
+        known = (out / FEDERATION).is_file()
         stack.enter_context(directory.lock() if known else directory.claim(False))
         check_not_over(directory, out)
         heard.on_phase("reaching the server")
@@ -187,7 +187,7 @@ class PartyRun:
         approve_once(self.out, ready.sheet, approve)
         if not known:
             began = FederationRecord(FORMAT, self.offer.run, file.hash, list(file.parties))
-            write_sealed(self.out / FILE, asdict(began))
+            write_sealed(self.out / FEDERATION, asdict(began))
         elif read_record(self.out, file).run != self.offer.run:
             raise InputError(
                 f"{self.out} is of an earlier run of federation '{file.name}', and the server began another: give "

@@ -28,11 +28,12 @@ from graft.experiments.consent import ConsentSheet, approve_once
 from graft.experiments.engines import Host
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.parties_setup import Device, OwnPart, read_own, state_folder
+from graft.experiments.record_files import FEDERATION
 from graft.experiments.recorder import open_record
 from graft.experiments.result import Result
 from graft.experiments.run import Run
 from graft.experiments.run_directory import RunDirectory
-from graft.experiments.serving import FILE, FORMAT, FederationRecord, read_record
+from graft.experiments.serving import FORMAT, FederationRecord, read_record
 from graft.experiments.welcome import PROTOCOL
 from graft.federation.clients import Traffic
 from graft.federation.session import RoundFacts, RoundOutcome, Session
@@ -85,7 +86,7 @@ def take_part_as_peer(
     with ExitStack() as stack:
         stack.callback(heard.close)
         directory = RunDirectory(out)
-        known = (out / FILE).is_file()
+        known = (out / FEDERATION).is_file()
         stack.enter_context(directory.lock() if known else directory.claim(False))
         run = PeerRun(peering, file, out, directory, heard)
         run.prepare(approve)
@@ -134,11 +135,11 @@ class PeerRun:
         file, peering = self.file, self.peering
         self.own = read_own(file, peering.name, peering.data, peering.model, peering.device, self.callbacks)
         approve_once(self.out, self.own.sheet, approve)
-        if (self.out / FILE).is_file():
+        if (self.out / FEDERATION).is_file():
             self.record = read_record(self.out, file)
         else:
             self.record = FederationRecord(FORMAT, "", file.hash, [secrets.token_hex(16)])
-            write_sealed(self.out / FILE, asdict(self.record))
+            write_sealed(self.out / FEDERATION, asdict(self.record))
 
     def handle(self, sender: str, data: bytes) -> bytes:
         """Returns the answer to another peer: a greeting to a greeting, a message to one who fetches it."""
@@ -211,7 +212,7 @@ class PeerRun:
         self.callbacks.on_phase("waiting for peers")
         if not self.record.run:
             self.record = replace(self.record, run=self._agree(node))
-            write_sealed(self.out / FILE, asdict(self.record))
+            write_sealed(self.out / FEDERATION, asdict(self.record))
         rules, folder = self.file.rounds, state_folder(self.out)
         folder.mkdir(parents=True, exist_ok=True)
         patience = Patience(rules.timeout, comeback=rules.comeback)

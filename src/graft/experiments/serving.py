@@ -48,7 +48,6 @@ POLL_SECONDS = 0.1
 MOST_FAILURES = 20  # of one round, each with enough parties to begin it
 MOST_REQUESTS = 2**40  # of one process to one party
 FORMAT = "graft-federation-1"
-FILE = FEDERATION
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,8 @@ def serve(
     directory, heard = RunDirectory(out), AllCallbacks(callbacks)
     with ExitStack() as stack:
         stack.callback(heard.close)
-        if resume and not (out / FILE).is_file():
-            raise InputError(f"{out} holds no {FILE}: it is not the folder of a server.")
+        if resume and not (out / FEDERATION).is_file():
+            raise InputError(f"{out} holds no {FEDERATION}: it is not the folder of a server.")
         stack.enter_context(directory.lock() if resume else directory.claim(overwrite))
         record = begin_process(out, read_record(out, file) if resume else begin_record(out, file, directory))
         if not directory.experiment.is_file():  # it was stopped before it could begin
@@ -99,16 +98,16 @@ def serve(
 def begin_record(out: Path, file: FederationFile, directory: RunDirectory) -> FederationRecord:
     """Puts a new run of a federation on record."""
     record = FederationRecord(FORMAT, f"{file.name}-{secrets.token_hex(8)}", file.hash, list(file.parties))
-    with explained(f"{out / FILE} cannot be written", InputError):
-        write_sealed(out / FILE, asdict(record))
+    with explained(f"{out / FEDERATION} cannot be written", InputError):
+        write_sealed(out / FEDERATION, asdict(record))
     directory.begin(experiment_text(file.experiment))
     return record
 
 
 def read_record(out: Path, file: FederationFile) -> FederationRecord:
     """Returns which run a folder is of; refuses one of another agreement."""
-    with explained(f"{out / FILE} cannot be read", InputError):
-        record = read_sealed(out / FILE, RECORD, FORMAT, "record of the federation")
+    with explained(f"{out / FEDERATION} cannot be read", InputError):
+        record = read_sealed(out / FEDERATION, RECORD, FORMAT, "record of the federation")
     if record.hash != file.hash:
         raise InputError(f"{out} is of a federation with another method, other settings, parties or data.")
     return record
@@ -120,8 +119,8 @@ def begin_process(out: Path, record: FederationRecord) -> FederationRecord:
     That is the time, unless the clock was set back: parties refuse whatever an earlier process asks.
     """
     begun = replace(record, start=max(time.time_ns(), record.start + MOST_REQUESTS))
-    with explained(f"{out / FILE} cannot be written", InputError):
-        write_sealed(out / FILE, asdict(begun))
+    with explained(f"{out / FEDERATION} cannot be written", InputError):
+        write_sealed(out / FEDERATION, asdict(begun))
     return begun
 
 
