@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from graft.experiments.following import modified
+
 PARTIES = ("a", "b", "c")
 SERVER = "coordinator"
 NODES, FEATURES, CLASSES = 60, 8, 3
@@ -115,13 +117,13 @@ class Federation:
         written = [entry for entry in (path / "party").rglob("*") if entry.suffix != ".json"] if path.exists() else []
         if name == SERVER:
             written = [path / "rounds.jsonl", path / "checkpoint" / "checkpoint.json"]
-        if any(changed_at(entry) > self.started[name] for entry in written) and self.rounds(name):
+        if any(modified(entry) > self.started[name] for entry in written) and self.rounds(name):
             if name == SERVER or not self.file.has_server:
                 return "at work"
             return "in an open round" if (path / "party" / "state" / "pending").exists() else "between rounds"
         log = self.out / f"{name}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        last = lines[-1].rpartition(": ")[2] if lines and changed_at(log) > self.started[name] else ""
+        last = lines[-1].rpartition(": ")[2] if lines and modified(log) > self.started[name] else ""
         return last if last in BEGINNINGS else "starting"
 
     def rounds(self, name: str) -> int:
@@ -157,13 +159,6 @@ class Federation:
             with suppress(ProcessLookupError):
                 os.killpg(leader, 0)
                 raise AssertionError(f"something of the session {leader} still runs")
-
-
-def changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def write_graphs(folder: Path) -> None:

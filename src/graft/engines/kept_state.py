@@ -168,7 +168,7 @@ class KeptState:
         """Returns what a file of a state holds, which must be one of this method and this model."""
         content = path.read_bytes()
         try:
-            if zlib.crc32(memoryview(content)[CHECKED:]) != int.from_bytes(content[:CHECKED], "little"):
+            if content[:CHECKED] != check_bytes(memoryview(content)[CHECKED:]):
                 raise DamagedMessage("its checksum is another")
             head, tree = unpack(content[CHECKED:])
         except DamagedMessage as error:
@@ -182,10 +182,15 @@ class KeptState:
 def state_parts(tree: Tree, **head: object) -> list[Any]:
     """Returns what a file of a state holds, in parts: a checksum, and a message."""
     parts = message_parts(dict(head), tree)
+    return [check_bytes(*parts), *parts]
+
+
+def check_bytes(*parts: bytes | memoryview) -> bytes:
+    """Returns the checksum that begins a file, of all that follows it."""
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
-    return [checksum.to_bytes(CHECKED, "little"), *parts]
+    return checksum.to_bytes(CHECKED, "little")
 
 
 def sync(path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from graft.engines.envelopes import STRICT, Count, Name, Words, seal, unseal
 from graft.engines.fetching import fetch
 from graft.engines.forms import Forms, RefusedMessage, check_tree
 from graft.engines.in_process import InProcess
-from graft.engines.kept_state import CHECKED, sync
+from graft.engines.kept_state import CHECKED, check_bytes, sync
 from graft.engines.messages import DamagedMessage, drop_client_axis, pack, unpack
 from graft.engines.party import MOST_SIZE, Journal, described
 from graft.engines.wire import Absent, Node, Patience
@@ -337,11 +336,6 @@ class Peer:
 
     def close(self) -> None:
         self.node.close()
-
-
-def check_bytes(message: bytes) -> bytes:
-    """Returns the checksum that a message has on the disk."""
-    return zlib.crc32(message).to_bytes(CHECKED, "little")
 
 
 def exchange_key(request: Request) -> str:
