@@ -17,6 +17,7 @@ from graft.experiments.party_run import Joining, join
 from graft.experiments.peering import Greeting, Peering, PeerRun, take_part_as_peer
 from graft.experiments.run_directory import RunDirectory
 from graft.experiments.serving import serve
+from tests.toy import gap
 from tests.wire import MemoryWire
 
 BANKS = ("alpha", "beta", "gamma")
@@ -146,6 +147,21 @@ def test_a_server_is_told_the_scores_that_parties_have_themselves(banks, tmp_pat
     for position, name in enumerate(BANKS):
         own = [record["per_client"]["test"][0] for record in federation.results[name].rounds]
         assert own == [record["per_client"]["test"][position] for record in rounds]
+
+
+def test_a_server_takes_the_average_that_the_file_names(banks, tmp_path):
+    models = {}
+    for average in ("mean", "median", "trimmed:0.34"):
+        (tmp_path / average).mkdir()
+        federation = Federation(tmp_path / average, banks, content_of("fedavg", experiment__average=average))
+        federation.serve()
+        for name in BANKS:
+            federation.join(name, None)
+        federation.wait()
+        assert not federation.errors
+        models[average] = RunDirectory(tmp_path / average / "coordinator").load().server.model
+    assert gap(models["median"], models["trimmed:0.34"]) < 1e-6  # of three, both leave the middle one
+    assert gap(models["median"], models["mean"]) > 1e-3
 
 
 def test_who_does_not_approve_sends_nothing_and_the_others_go_on(banks, tmp_path):

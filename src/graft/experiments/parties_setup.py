@@ -24,6 +24,7 @@ from graft.experiments.consent import ConsentSheet, consent_sheet
 from graft.experiments.experiment import Experiment
 from graft.experiments.federation_file import FederationFile
 from graft.experiments.make_method import name_of
+from graft.federation.average_names import parse_average
 from graft.federation.metric_names import parse_metrics
 from graft.federation.setup import Setup
 from graft.models import Model
@@ -72,6 +73,7 @@ def server_setup(file: FederationFile) -> Setup:
         seed=experiment.seed,
         device=torch.device("cpu"),
         participation=experiment.participation,
+        average=parse_average(experiment.average),
         rounds=experiment.rounds,
         names=file.parties,
         metrics=parse_metrics(experiment.metric),
@@ -106,6 +108,7 @@ def own_experiment(file: FederationFile, model: str | None, device: Device, thre
         device=device,
         threads=threads,
         participation=1.0,
+        average="mean",  # which is the server's to take
         patience=0,
         topology="",
         checkpoint_every=1,
