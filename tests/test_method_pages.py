@@ -7,12 +7,13 @@ from xml.etree import ElementTree
 import pytest
 
 from graft.federation.method import Method
+from graft.federation.peers import PeerMethod
 from graft.federation.reveals import covering, declared
-from graft.methods import METHODS
+from graft.methods import METHOD_FAMILIES, METHODS
 from graft.testing.leaks import observe
 from graft.testing.toy import toy_graphs
 from tools import method_pages
-from tools.method_pages import PAGES, REGION, filled, main_name, messages, note, table_of, venue
+from tools.method_pages import PAGES, REGION, anchor, family_of, filled, main_name, messages, note, table_of, venue
 
 SECTIONS = ["Idea", "Equations", "Messages", "Settings", "Differences from the paper", "Results", "Paper"]
 SHORT = {"fedsage_plus": {"generator_epochs": 1, "shared_epochs": 1, "rank": 2}}  # its generator is large
@@ -187,6 +188,26 @@ def test_numbers_of_results_are_on_the_pages_of_results(page):
 def test_a_number_that_nobody_measured_is_seen():
     text = "\n## Results\n\nIt has 84.26 and 99.99, and 4.26 ([study](../results/fedtad.md)).\n"
     assert unfounded_numbers(PAGES / "fedavg.md", text) == ["99.99", "4.26"]
+
+
+def test_families_say_what_the_classes_do():
+    """Who exchanges nothing is a reference, and who has no server is with those; the rest is a matter of judgement."""
+    families = {name: family_of(name) for name in METHODS.targets}
+    alone = {name for name in METHODS.targets if not messages(METHODS[name])}
+    peers = {name for name in METHODS.targets if issubclass(METHODS[name], PeerMethod)} - alone
+    assert {name for name, family in families.items() if family == "References"} == alone
+    assert {name for name, family in families.items() if family == "No server"} == peers
+    of_one_model = {name for name, family in families.items() if family.startswith("One model")}
+    assert of_one_model
+    assert all(METHODS[name].one_model for name in of_one_model)
+
+
+def test_families_are_on_the_list_and_lead_to_it():
+    index = (PAGES / "index.md").read_text(encoding="utf-8")
+    titles = [title for title, family in METHOD_FAMILIES.items() if family.methods]
+    assert [title for title in re.findall(r"^## (.+)$", index, re.MULTILINE) if title in METHOD_FAMILIES] == titles
+    assert anchor("One model, a server") == "one-model-a-server"
+    assert "[One model, a server](index.md#one-model-a-server)" in (PAGES / "fedprox.md").read_text(encoding="utf-8")
 
 
 def test_variants_list_what_they_change():

@@ -17,7 +17,7 @@ from graft.experiments.experiment import Experiment, check_names, make_experimen
 from graft.experiments.make_method import make_method, name_of
 from graft.federation import TOPOLOGIES
 from graft.federation.method import Method
-from graft.methods import METHODS, PLUGS
+from graft.methods import METHOD_FAMILIES, METHODS, PLUGS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedtad import FedTAD
 from graft.models import MODELS, build_model
@@ -108,6 +108,12 @@ def test_every_name_of_a_table_can_be_imported_and_named_again(table):
         assert callable(table[name])
         if hasattr(table[name], "__module__") and hasattr(table[name], "__name__"):
             assert table.label_of(table[name]) == name
+
+
+def test_every_method_is_in_one_family():
+    names = [name for family in METHOD_FAMILIES.values() for name in family.methods]
+    assert sorted(names) == sorted(METHODS.targets)
+    assert len(names) == len(set(names))
 
 
 def test_a_table_acts_as_a_dictionary():

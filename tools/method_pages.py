@@ -13,16 +13,15 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graft.federation.method import Method
 from graft.federation.peers import PeerMethod
 from graft.federation.plug import takes_plugs
 from graft.federation.reveals import Reveals, declared
 from graft.field_docs import FieldDoc, describe_field
-from graft.methods import METHODS, PLUGS
+from graft.methods import METHOD_FAMILIES, METHODS, PLUGS
 from graft.registry import Registry
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "methods"
@@ -32,26 +31,18 @@ SCORES_OF_PEERS = ("score_trained/", "measure_trained/")
 VARIANTS = ("paper", "released")  # endings of the names of methods that have other defaults than their main one
 
 
-class Audience(NamedTuple):
-    """Whom a method is for."""
-
-    name: str
-    models: str  # what `--models` may be
+def family_of(name: str) -> str:
+    """Returns the title of a method's family."""
+    return next(title for title, family in METHOD_FAMILIES.items() if name in family.methods)
 
 
-def audience(kind: type[Method]) -> Audience:
-    """Returns whom a method is for, and which models it trains, from what its class declares."""
+def models_of(kind: type[Method]) -> str:
+    """Returns what `--models` may be for a method."""
     if kind.architecture:
-        models = f"always `{kind.architecture}`"
-    elif default := kind.experiment_defaults.get("models"):
-        models = f"one architecture; `{default}` unless named"
-    else:
-        models = "one architecture" if kind.one_model else "any, also a different one for each client"
-    if not messages(kind):
-        return Audience("reference", models)
-    if issubclass(kind, PeerMethod):
-        return Audience("no server", models)
-    return Audience("one model" if kind.one_model or kind.architecture else "different models", models)
+        return f"always `{kind.architecture}`"
+    if default := kind.experiment_defaults.get("models"):
+        return f"one architecture; `{default}` unless named"
+    return "one architecture" if kind.one_model else "any, also a different one for each client"
 
 
 def messages(kind: type[Method]) -> dict[str, Reveals]:
@@ -89,10 +80,9 @@ def fields_of(table: Registry[Any], name: str) -> dict[str, FieldDoc]:
 
 def summary_region(name: str) -> str:
     kind = METHODS[name]
-    whom = audience(kind)
     facts = {
-        "for": whom.name,
-        "`--models`": whom.models,
+        "family": f"[{family_of(name)}](index.md#{anchor(family_of(name))})",
+        "`--models`": models_of(kind),
         "`--plug`": "yes" if takes_plugs(kind) else "no",
         "`--topology`": "yes" if kind.takes_topology else "no",
         "`--batches`": "yes" if kind.supports_batches else "no",
@@ -169,8 +159,17 @@ def note(meaning: str) -> str:
 # The regions of the list and of the page about plugs.
 
 
-def methods_region(whom: str) -> str:
-    return table_of([method_row(name) for name in sorted(METHODS) if audience(METHODS[name]).name == whom])
+def families_region() -> str:
+    return "\n\n".join(
+        f"## {title}\n\n{family.meaning}\n\n{table_of([method_row(name) for name in sorted(family.methods)])}"
+        for title, family in METHOD_FAMILIES.items()
+        if family.methods
+    )
+
+
+def anchor(title: str) -> str:
+    """Returns what the address of a section ends in, on GitHub and on the site."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def method_row(name: str) -> dict[str, str]:
@@ -221,10 +220,7 @@ ON_METHOD_PAGES: dict[str, Callable[[str], str]] = {
     "settings": settings_region,
 }
 ON_OTHER_PAGES: dict[str, Callable[[], str]] = {
-    "one_model": partial(methods_region, "one model"),
-    "different_models": partial(methods_region, "different models"),
-    "no_server": partial(methods_region, "no server"),
-    "references": partial(methods_region, "reference"),
+    "families": families_region,
     "everybody": everybody_region,
     "plugs": plugs_region,
     "hosts": hosts_region,

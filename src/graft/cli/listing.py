@@ -11,7 +11,7 @@ from graft.data import DATASETS, PARTITIONS
 from graft.errors import InputError
 from graft.federation import TOPOLOGIES
 from graft.field_docs import describe_field
-from graft.methods import METHODS, PLUGS
+from graft.methods import METHOD_FAMILIES, METHODS, PLUGS
 from graft.models import FAMILIES, MODELS
 from graft.registry import Registry, close_to
 from graft.source import split_summary
@@ -24,6 +24,7 @@ TABLES: dict[str, Registry[Any]] = {
     "topologies": TOPOLOGIES,
     "plugs": PLUGS,
 }
+YOURS = "Yours"  # methods that are in no family
 LISTS = ("methods", "datasets", "models", "partitions", "topologies", "studies", "plugs")
 
 
@@ -39,6 +40,9 @@ def list_names(
     if name is not None and what in TABLES:
         describe(TABLES[what], name)
         return
+    if what == "methods":
+        list_methods()
+        return
     summaries = summaries_of(what)
     if name is not None:
         if name not in summaries:
@@ -48,15 +52,25 @@ def list_names(
         say(f"{entry:17} {summary}".rstrip())
 
 
+def list_methods() -> None:
+    """Print every method in one line, by families; those of nobody's family last."""
+    families = {title: (family.meaning, list(family.methods)) for title, family in METHOD_FAMILIES.items()}
+    added = [name for name in METHODS if name not in METHODS.targets]
+    families[YOURS] = ("Added by installed packages, or in Python.", added)
+    shown = {title: listed for title, listed in families.items() if listed[1]}
+    for number, (title, (meaning, names)) in enumerate(shown.items()):
+        say(f"{chr(10) if number else ''}{title}: {meaning}")
+        for name in sorted(names):
+            say(f"  {name:17} {summary_of(METHODS, name)}".rstrip())
+
+
 def summaries_of(what: str) -> dict[str, str]:
     """Returns the names of a list, each with one line about it."""
     if what == "studies":
         from graft.cli.reproduce import study_meanings
 
         return study_meanings()
-    table = TABLES[what]
-    names = sorted(table) if what == "methods" else list(table)
-    summaries = {name: summary_of(table, name) for name in names}
+    summaries = {name: summary_of(TABLES[what], name) for name in TABLES[what]}
     if what == "models":
         summaries |= {name: "for client 0, 1, 2, ...: " + ", ".join(models) for name, models in FAMILIES.items()}
     return summaries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from graft.registry import Registry
 
@@ -10,45 +10,85 @@ if TYPE_CHECKING:
     from graft.federation.method import Method
     from graft.federation.plug import Plug
 
+
+class Family(NamedTuple):
+    """Methods of one kind."""
+
+    meaning: str  # in a sentence
+    methods: dict[str, str]  # a name, and where its class is
+
+
+# Every method is in one family; lists are in this order.
+METHOD_FAMILIES = {
+    "One model, a server": Family(
+        "All clients train one architecture, and a server makes one model of what they send.",
+        {
+            "fedavg": "graft.methods.fedavg:FedAvg",
+            "feddc": "graft.methods.feddc:FedDC",
+            "fedprox": "graft.methods.fedprox:FedProx",
+            "moon": "graft.methods.moon:MOON",
+            "scaffold": "graft.methods.scaffold:SCAFFOLD",
+        },
+    ),
+    "One model, clients adapt it": Family(
+        "All clients train one architecture, and each makes a model of its own of what it receives.",
+        {},
+    ),
+    "Subgraphs": Family(
+        "Made for parts of one graph: for edges that were cut, graphs that differ, or few labels.",
+        {
+            "fedgcn": "graft.methods.fedgcn:FedGCN",
+            "fedgta": "graft.methods.fedgta:FedGTA",
+            "fedlit": "graft.methods.fedlit:FedLIT",
+            "fedmlp": "graft.methods.fedmlp:FedMLP",
+            "fedomd": "graft.methods.fedomd:FedOMD",
+            "fedomd_paper": "graft.methods.fedomd:FedOMDPaper",
+            "fedsage_plus": "graft.methods.fedsage_plus:FedSagePlus",
+            "fedtad": "graft.methods.fedtad:FedTAD",
+            "fedtad_paper": "graft.methods.fedtad:FedTADPaper",
+            "fedtad_released": "graft.methods.fedtad:FedTADReleased",
+        },
+    ),
+    "Different architectures": Family(
+        "Clients may differ in architecture; what travels is something that they have in common.",
+        {
+            "fedgkc": "graft.methods.fedgkc:FedGKC",
+            "fedgkc_paper": "graft.methods.fedgkc:FedGKCPaper",
+            "fedkd": "graft.methods.fedkd:FedKD",
+            "fedproto": "graft.methods.fedproto:FedProto",
+            "fedtgp": "graft.methods.fedtgp:FedTGP",
+            "fml": "graft.methods.fml:FML",
+            "lg_fedavg": "graft.methods.lg_fedavg:LGFedAvg",
+        },
+    ),
+    "No server": Family(
+        "Peers send to each other, along links that the method draws or that a topology gives.",
+        {
+            "dfed_sst": "graft.methods.dfed_sst:DFedSST",
+            "dfed_sst_paper": "graft.methods.dfed_sst:DFedSSTPaper",
+            "dfedavgm": "graft.methods.dfedavgm:DFedAvgM",
+            "dis_pfl": "graft.methods.dis_pfl:DisPFL",
+            "dpsgd": "graft.methods.dpsgd:DPSGD",
+            "feddual": "graft.methods.feddual:FedDual",
+            "gossip": "graft.methods.gossip:Gossip",
+            "osgp": "graft.methods.osgp:OSGP",
+            "pens": "graft.methods.pens:PENS",
+        },
+    ),
+    "References": Family(
+        "Nothing is exchanged.",
+        {
+            "centralised": "graft.methods.centralised:Centralised",
+            "loc_gcn": "graft.methods.loc_gcn:LocGCN",
+            "local": "graft.methods.local:Local",
+            "majority": "graft.methods.majority:Majority",
+        },
+    ),
+}
+
 METHODS: Registry[type[Method]] = Registry(
     "method",
-    {
-        "centralised": "graft.methods.centralised:Centralised",
-        "dfed_sst": "graft.methods.dfed_sst:DFedSST",
-        "dfed_sst_paper": "graft.methods.dfed_sst:DFedSSTPaper",
-        "dfedavgm": "graft.methods.dfedavgm:DFedAvgM",
-        "dis_pfl": "graft.methods.dis_pfl:DisPFL",
-        "dpsgd": "graft.methods.dpsgd:DPSGD",
-        "fedavg": "graft.methods.fedavg:FedAvg",
-        "feddc": "graft.methods.feddc:FedDC",
-        "feddual": "graft.methods.feddual:FedDual",
-        "fedgcn": "graft.methods.fedgcn:FedGCN",
-        "fedgkc": "graft.methods.fedgkc:FedGKC",
-        "fedgkc_paper": "graft.methods.fedgkc:FedGKCPaper",
-        "fedgta": "graft.methods.fedgta:FedGTA",
-        "fedkd": "graft.methods.fedkd:FedKD",
-        "fedlit": "graft.methods.fedlit:FedLIT",
-        "fedmlp": "graft.methods.fedmlp:FedMLP",
-        "fedomd": "graft.methods.fedomd:FedOMD",
-        "fedomd_paper": "graft.methods.fedomd:FedOMDPaper",
-        "fedproto": "graft.methods.fedproto:FedProto",
-        "fedprox": "graft.methods.fedprox:FedProx",
-        "fedsage_plus": "graft.methods.fedsage_plus:FedSagePlus",
-        "fedtad": "graft.methods.fedtad:FedTAD",
-        "fedtad_paper": "graft.methods.fedtad:FedTADPaper",
-        "fedtad_released": "graft.methods.fedtad:FedTADReleased",
-        "fedtgp": "graft.methods.fedtgp:FedTGP",
-        "fml": "graft.methods.fml:FML",
-        "gossip": "graft.methods.gossip:Gossip",
-        "lg_fedavg": "graft.methods.lg_fedavg:LGFedAvg",
-        "loc_gcn": "graft.methods.loc_gcn:LocGCN",
-        "local": "graft.methods.local:Local",
-        "majority": "graft.methods.majority:Majority",
-        "moon": "graft.methods.moon:MOON",
-        "osgp": "graft.methods.osgp:OSGP",
-        "pens": "graft.methods.pens:PENS",
-        "scaffold": "graft.methods.scaffold:SCAFFOLD",
-    },
+    {name: where for family in METHOD_FAMILIES.values() for name, where in family.methods.items()},
     group="graft.methods",
     base="graft.federation.method:Method",
 )
