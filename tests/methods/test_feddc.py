@@ -142,7 +142,33 @@ def test_pull_is_towards_the_received_model_less_the_drift():
     torch.testing.assert_close(pulled - plain, 0.25 * torch.tensor([1.0, 4.0]))  # (x + h - w)^2
 
 
-@pytest.mark.parametrize(("optimizer", "same_as", "unlike"), [("adam", "off", "on"), ("sgd", "on", "off")])
+@pytest.mark.parametrize("correction", ["on", "off"])
+def test_with_momentum_it_reaches_its_limit_since_velocity_begins_anew(correction, monkeypatch):
+    settings = {"optimizer": "momentum", "learning_rate": 0.01, "epochs": 3, "optimizer_state": "persistent"}
+    method = Drifting(alpha=1.0, correction=correction)
+    assert x_after(method, 200, **settings) == pytest.approx(3.0, abs=1e-3)
+    assert same(
+        *(
+            run_rounds(number_setup(method, **(settings | {"optimizer_state": state})), rounds=4).server.state
+            for state in ("persistent", "reset")
+        )
+    )
+    monkeypatch.setattr(Drifting, "training", lambda self, fleet: fleet.training)  # noqa: ARG005
+    assert abs(x_after(method, 200, **settings)) > 1e3
+
+
+def test_without_drift_the_velocity_is_the_experiments():
+    settings = {"optimizer": "momentum", "learning_rate": 0.1}
+    ours = run_rounds(toy_setup(FedDC(alpha=0.0, drift=False), **settings), rounds=4)
+    wanted = run_rounds(toy_setup(SCAFFOLD(control="steps"), **settings), rounds=4)
+    assert gap(ours.server.state, wanted.server.state) < 1e-5
+    other = run_rounds(toy_setup(FedDC(alpha=0.0, drift=False), optimizer_state="reset", **settings), rounds=4)
+    assert gap(ours.server.state, other.server.state) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "same_as", "unlike"), [("adam", "off", "on"), ("sgd", "on", "off"), ("momentum", "on", "off")]
+)
 def test_by_itself_it_corrects_with_sgd_and_not_with_adam(optimizer, same_as, unlike):
     auto, alike, other = (
         run_rounds(toy_setup(FedDC(correction=one), optimizer=optimizer), rounds=3) for one in ("auto", same_as, unlike)

@@ -1,5 +1,8 @@
 """SCAFFOLD: cases worked out by hand."""
 
+import os
+from operator import mul
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from graft.methods.scaffold import SCAFFOLD
+from graft.methods.scaffold import SCAFFOLD, path_length
 from graft.tensors.trees import Tree, broadcast_tree, count_bytes, flatten, map_tree, stack, weighted_mean
 from tests.methods.normed import Normed
 from tests.methods.quadratic import Parabolas, number_setup
@@ -156,7 +159,8 @@ def test_gradient_is_taken_without_dropout(option, noisy):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "option", "other"), [("adam", "gradient", "steps"), ("sgd", "steps", "gradient")]
+    ("optimizer", "option", "other"),
+    [("adam", "gradient", "steps"), ("sgd", "steps", "gradient"), ("momentum", "steps", "gradient")],
 )
 def test_by_itself_it_takes_the_gradient_with_adam_and_the_steps_with_sgd(optimizer, option, other):
     auto, alike, unlike = (
@@ -164,6 +168,62 @@ def test_by_itself_it_takes_the_gradient_with_adam_and_the_steps_with_sgd(optimi
     )
     assert same(auto.server.state, alike.server.state)
     assert not same(auto.server.state, unlike.server.state)
+
+
+def heavy_ball(start, velocity, gradient, steps=3, rate=0.1, momentum=0.5):
+    """Where the steps end, with what velocity, and the gradients each times how far it moved the model."""
+    x, gradients = start, []
+    for _ in range(steps):
+        gradients.append(gradient(x))
+        velocity = momentum * velocity + gradients[-1]
+        x -= rate * velocity
+    reach = [sum(momentum**later for later in range(steps - step)) for step in range(steps)]
+    return x, velocity, sum(map(mul, reach, gradients)) / sum(reach)
+
+
+def test_with_momentum_a_control_weighs_gradients_by_how_far_they_moved_the_model():
+    finished = run_rounds(number_setup(Controlled(), optimizer="momentum", momentum=0.5, epochs=3), rounds=1)
+    # The second client has the gradients -12, -8.4 and -4.08, which move it 1.75, 1.5 and 1 times: to 3.768.
+    assert float(finished.client(1).model.x) == pytest.approx(3.768, abs=1e-6)
+    assert float(finished.client(1).control.x) == pytest.approx(-(21 + 12.6 + 4.08) / 4.25, abs=1e-5)
+    assert path_length(3, 0.5) == 4.25
+    assert path_length(3, 0.0) == 3
+    assert heavy_ball(0.0, 0.0, lambda x: 3 * (x - 4))[2] == pytest.approx(-37.68 / 4.25)
+
+
+@pytest.mark.parametrize("optimizer_state", ["persistent", "reset"])
+def test_the_velocity_of_earlier_rounds_is_no_gradient_of_this_one(optimizer_state):
+    settings = {"optimizer": "momentum", "momentum": 0.5, "epochs": 3, "optimizer_state": optimizer_state}
+    velocity, control = [0.0, 0.0], [0.0, 0.0]
+    model = mean = 0.0
+    for rounds in (1, 2, 3):
+        finished = run_rounds(number_setup(Controlled(), **settings), rounds=rounds)
+        ends, controls = [0.0, 0.0], list(control)
+        for client, (curvature, minimum) in enumerate(((1.0, 0.0), (3.0, 4.0))):
+            correction, before = mean - control[client], velocity[client] * (optimizer_state == "persistent")
+            ends[client], velocity[client], average = heavy_ball(
+                model, before, lambda x, a=curvature, m=minimum, c=correction: a * (x - m) + c
+            )
+            controls[client] = average - correction
+        model, mean, control = sum(ends) / 2, sum(controls) / 2, controls
+        assert [float(finished.client(client).control.x) for client in (0, 1)] == pytest.approx(control, abs=1e-4)
+        assert float(finished.server.state.model.x) == pytest.approx(model, abs=1e-5)
+
+
+@pytest.mark.parametrize("optimizer_state", ["persistent", "reset"])
+def test_with_momentum_it_reaches_the_optimum_and_with_sgds_path_length_it_diverges(optimizer_state, monkeypatch):
+    settings = {"optimizer": "momentum", "learning_rate": 0.003, "epochs": 10, "optimizer_state": optimizer_state}
+    assert x_after(Controlled(), 60, **settings) == pytest.approx(3.0, abs=1e-4)
+    monkeypatch.setattr("graft.methods.scaffold.path_length", lambda steps, momentum: steps)  # noqa: ARG005
+    assert abs(x_after(Controlled(), 14, **settings)) > 100
+
+
+@pytest.mark.skipif(not os.environ.get("GRAFT_DATA"), reason="needs Cora under GRAFT_DATA")
+@pytest.mark.parametrize("method", ["scaffold", "feddc"])
+def test_on_cora_momentum_does_not_diverge(method):
+    settings = {"optimizer": "momentum", "learning_rate": 0.1, "rounds": 60, "evaluate_every": 60}
+    result = graft.run(method, "cora", clients=10, partition="louvain", **settings)
+    assert result.accuracy["test_global"] > 0.7
 
 
 def test_change_is_taken_against_the_old_control_and_the_server_control_of_this_round():

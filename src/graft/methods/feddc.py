@@ -3,7 +3,7 @@ correction. CVPR 2022."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
@@ -14,7 +14,7 @@ from graft.federation.method import step
 from graft.federation.reveals import Reveals
 from graft.fields import Search
 from graft.methods.fedavg import FedAvg
-from graft.methods.scaffold import CONTROL, Average, add_share, mean_gradient, nothing, votes
+from graft.methods.scaffold import CONTROL, Average, add_share, fit_and_average, nothing, votes
 from graft.tensors.trees import (
     Tree,
     Weights,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
+    from graft.training.optimizers import Training
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class FedDC(FedAvg):
 
     # Weight of the pull towards the received model less the client's drift.
     alpha: Annotated[float, Ge(0), Search(1e-3, 1.0, log=True)] = 0.1
-    # SCAFFOLD's correction of every gradient. It takes local steps for gradients, which they are with SGD alone: "auto"
-    # leaves it out with Adam, where zeros travel in its place; "off" sends nothing.
+    # SCAFFOLD's correction of every gradient. It needs the mean gradient of local steps, which these tell with SGD
+    # alone, with or without momentum: "auto" leaves it out with Adam, where zeros travel in its place; "off" sends
+    # nothing.
     correction: Literal["auto", "on", "off"] = "auto"
     drift: bool = True  # whether clients accumulate drifts; off: they stay zero
     average: Average = "uniform"  # every client counts alike, or by its vote (weight_by)
@@ -92,13 +94,17 @@ class FedDC(FedAvg):
         target = trainable(start, frozen)
         if self.drift:
             target = map_tree(torch.sub, target, state.drift)
-        correction = self.correction_of(fleet, received)
-        model = fleet.fit(start, lambda weights, batch: self.drifting_loss(batch, weights, start, target, correction))
+        correction, training = self.correction_of(fleet, received), self.training(fleet)
+
+        def loss(weights: Weights, batch: Fleet) -> Tensor:
+            return self.drifting_loss(batch, weights, start, target, correction)
+
+        if correction is None:
+            model, control = fleet.fit(start, loss, training=training), state.get("control")
+        else:
+            model, control = fit_and_average(fleet, start, loss, correction, training)
         reply = Tree(model=model, weight=votes(fleet, self.average))
         if self.correction != "off":
-            reply.change = map_tree(torch.zeros_like, state.control)
-        if correction is not None:
-            control = mean_gradient(fleet, start, model, correction)
             reply.change = map_tree(torch.sub, control, state.control)
             state.control = map_tree(torch.add, state.control, reply.change)
         if self.drift:
@@ -120,6 +126,12 @@ class FedDC(FedAvg):
         if self.correction == "off" or (self.correction == "auto" and fleet.training.optimizer == "adam"):
             return None
         return map_tree(torch.sub, received["control"], fleet.state.control)
+
+    def training(self, fleet: Fleet) -> Training:
+        """Returns how a client trains: with drifts momentum begins anew in every round, as the authors' optimiser does;
+        kept, it and the drift would both sum the same updates, and overshoot without bound."""
+        anew = self.drift and fleet.training.optimizer == "momentum"
+        return replace(fleet.training, optimizer_state="reset") if anew else fleet.training
 
     @property
     def kept(self) -> list[str]:

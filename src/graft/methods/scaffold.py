@@ -18,8 +18,9 @@ from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree,
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients, Replies
-    from graft.federation.fleet import Fleet
+    from graft.federation.fleet import Fleet, Loss
     from graft.federation.server import Server
+    from graft.training.optimizers import Training
 
 Average = Literal["uniform", "votes"]
 CONTROL = Reveals("change of the client's control variate: a gradient of its loss, less the one before", model=True)
@@ -38,8 +39,9 @@ class SCAFFOLD(FedAvg):
 
     # eta_g: step of the server from its model towards the clients' mean.
     server_step: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 1.0
-    # A client's new control: its gradient at the model it received (option I), or the mean of its local steps (option
-    # II), which are gradients with SGD alone; "auto" takes the steps with SGD and the gradient with Adam.
+    # A client's new control: its gradient at the model it received (option I), or the mean gradient of its local steps
+    # (option II), which steps tell with SGD alone, with or without momentum; "auto" takes that with SGD, the other with
+    # Adam.
     control: Literal["auto", "gradient", "steps"] = "auto"
     average: Average = "uniform"  # every client counts alike, in models and controls, or by its vote (weight_by)
 
@@ -65,13 +67,14 @@ class SCAFFOLD(FedAvg):
     def train(self, fleet: Fleet, received: Weights) -> Tree:
         start, own = received["model"], fleet.state.control
         correction = map_tree(torch.sub, received["control"], own)
-        model = fleet.fit(
-            start, lambda weights, batch: self.loss(batch, weights, start) + inner_product(weights, correction)
-        )
+
+        def loss(weights: Weights, batch: Fleet) -> Tensor:
+            return self.loss(batch, weights, start) + inner_product(weights, correction)
+
         if self.by_gradient(fleet):
-            control = self.gradient(fleet, start)
+            model, control = fleet.fit(start, loss), self.gradient(fleet, start)
         else:
-            control = mean_gradient(fleet, start, model, correction)
+            model, control = fit_and_average(fleet, start, loss, correction, fleet.training)
         change = map_tree(torch.sub, control, own)
         # The server adds this change too; adding it here as well keeps the rounding of both sides equal.
         fleet.state.model, fleet.state.control = model, map_tree(torch.add, own, change)
@@ -108,11 +111,32 @@ def votes(fleet: Fleet, average: Average) -> Tensor:
     return fleet.weight if average == "votes" else fleet.labelled_only(torch.ones_like(fleet.size))
 
 
-def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weights) -> Tree:
-    """Option II: the mean gradient, weight decay included, of SGD's steps from start to end, less the correction."""
-    length = fleet.training.steps * fleet.training.learning_rate
-    before, after = (trainable(weights, fleet.model.frozen) for weights in (start, end))
-    return map_tree(lambda first, last, corrected: (first - last) / length - corrected, before, after, correction)
+def fit_and_average(
+    fleet: Fleet, start: Weights, loss: Loss, correction: Weights, training: Training
+) -> tuple[Tree, Tree]:
+    """Option II: returns the trained model, and the mean gradient of its steps, weight decay included, less the
+    correction.
+
+    With momentum every gradient counts by how far it moved the model, and where the velocity of earlier rounds moved it
+    does not count.
+    """
+    frozen = fleet.model.frozen
+    momentum = training.momentum if training.optimizer == "momentum" else 0.0
+    before = trainable(start, frozen)
+    carried = fleet.state.get("optimizer", Tree()).get("model", Tree()).get("velocity")
+    if carried is not None:  # from now, since the steps change it in place
+        share = training.learning_rate * sum(momentum**number for number in range(1, training.steps + 1))
+        before = map_tree(lambda leaf, velocity: leaf - share * velocity, before, carried)
+    model = fleet.fit(start, loss, training=training)
+    length = training.learning_rate * path_length(training.steps, momentum)
+    moved = map_tree(torch.sub, before, trainable(model, frozen))
+    return model, map_tree(lambda leaf, corrected: leaf / length - corrected, moved, correction)
+
+
+def path_length(steps: int, momentum: float) -> float:
+    """Returns how far a gradient of 1 in every step moves a model at a learning rate of 1: the number of steps, and
+    with momentum more, since each is taken again, by less and less, in all that follow."""
+    return sum((steps - ago) * momentum**ago for ago in range(steps))
 
 
 def add_share(total: Weights, mean: Weights, share: float) -> Tree:
