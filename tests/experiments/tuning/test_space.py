@@ -23,7 +23,7 @@ from graft.fields import Search, search_spaces
 from graft.methods import METHODS, PLUGS
 
 TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state"}
-WITHOUT_SETTINGS = ("fedavg", "fedgcn", "fedmlp", "local", "loc_gcn", "centralised", "majority")
+WITHOUT_SETTINGS = ("fedavg", "fedbn", "fedgcn", "fedmlp", "local", "loc_gcn", "centralised", "majority")
 SETTINGS_DEFINE_IT = ("dpsgd", "feddual", "lg_fedavg", "osgp")  # or trade accuracy for bytes or privacy
 
 
