@@ -24,6 +24,6 @@ class FedBN(PartlyShared):
         if not model.normalisation:
             raise InputError(
                 f"FedBN leaves the normalisation layers of a model with its client, and {model.name} has none, so it "
-                "would be FedAvg: use gin, or a module of your own with layers such as BatchNorm, LayerNorm or GraphNorm."
+                "would be FedAvg: use gin, or a module of your own with layers such as BatchNorm or LayerNorm."
             )
         return model.normalisation & paths
