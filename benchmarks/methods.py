@@ -1,9 +1,10 @@
 """Graft against the same work client by client with stock PyG layers, in one run.
 
 `fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
-averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
-of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
-machine disturbs both.
+averaging, and a score of every local model. `ditto`, `fedrep`, `pfedme` and `fedbn` train one architecture, and score
+every client's own model and, where there is one, the global one. `fedtad_server` runs what FedTAD's server does in a
+round, with the models of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides
+alternate, so that a busy machine disturbs both.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
 from loop_fedgkc import LoopFedGKC
+from loop_personal import LoopDitto, LoopFedBN, LoopFedRep, LoopPFedMe
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
+from graft.federation.method import Method
+from graft.methods.ditto import Ditto
+from graft.methods.fedbn import FedBN
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
+from graft.methods.fedrep import FedRep
 from graft.methods.fedtad import FedTADPaper
+from graft.methods.pfedme import PFedMe
 
 
 def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
@@ -27,9 +34,23 @@ def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> G
     return GraftSide(make_setup(method, graphs, device, "architectures"))
 
 
+def graft_gcn(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """A method of one architecture in Graft, with a GCN."""
+    return GraftSide(make_setup(method, graphs, device))
+
+
+def graft_gin(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """The same with a GIN, which has normalisation layers."""
+    return GraftSide(make_setup(method, graphs, device, "gin"))
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
     "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
+    "ditto": (Ditto(), LoopDitto, graft_gcn),
+    "fedrep": (FedRep(), LoopFedRep, graft_gcn),
+    "pfedme": (PFedMe(), LoopPFedMe, graft_gcn),
+    "fedbn": (FedBN(), LoopFedBN, graft_gin),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
 }
 

@@ -11,6 +11,13 @@ from graft.methods import METHODS
 # difference is nearly zero, a change of 3e-8 in the server's model became 6e-4 within a round, in one process alone.
 # With one step of each a round comes by few such places.
 SETTINGS = {"fedtgp": {"server_epochs": 10}, "fedtad_released": {"iterations": 1, "student_steps": 1}}
+# Methods that cannot do with the architecture that all others are tried with.
+MODELS = {"fedbn": "gin"}
+
+
+def usual_model(method):
+    """The architecture that a method of one architecture is tried with."""
+    return next((model for name, model in MODELS.items() if isinstance(method, METHODS[name])), "gcn")
 
 
 def contract_method(name):

@@ -14,7 +14,7 @@ from graft.engines.zenoh import ZenohNode
 from graft.federation.peers import PeerMethod
 from graft.federation.session import Session
 from graft.methods import METHODS
-from tests.contract import contract_method
+from tests.contract import contract_method, usual_model
 from tests.engines.zenoh_world import free_address, until
 from tests.test_every_method import SETTINGS
 from tests.toy import toy_setup
@@ -34,7 +34,7 @@ def make_method(name):
 
 def federation(method, **settings):
     """A federation of three clients, of different architectures where the method allows it."""
-    models = "gcn,gat,sage" if method.heterogeneous else "gcn"
+    models = "gcn,gat,sage" if method.heterogeneous else usual_model(method)
     return replace(toy_setup(method, models=models, dropout=0.5, **settings), minimum=1, names=NAMES)
 
 
@@ -50,7 +50,7 @@ def forms_of(setup):
                 len(setup.graphs),
                 setup.features,
                 setup.classes,
-                models=("gcn",) if one else (),
+                models=(usual_model(setup.method),) if one else (),
                 width=setup.width,
                 dropout=setup.dropout,
                 training=setup.training,

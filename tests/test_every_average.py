@@ -17,6 +17,7 @@ from graft.methods.fedgkc import FedGKC
 from graft.tensors.trees import flatten
 from graft.testing.local_pool import LocalPool
 from graft.testing.poisoning import ATTACKS, Poisoned
+from tests.contract import usual_model
 from tests.toy import gap, run_rounds, same, toy_setup
 
 ABLE = METHODS.matching(takes_averages)
@@ -26,7 +27,7 @@ DATA = {"dataset": "synthetic:nodes=200", "clients": 5, "rounds": 1, "epochs": 1
 
 def setup_of(name, average, clients=5):
     method = METHODS[name](**SMALL.get(name, {}))
-    return replace(toy_setup(method, clients=clients), average=parse_average(average))
+    return replace(toy_setup(method, clients, usual_model(method)), average=parse_average(average))
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(ABLE)))

@@ -13,7 +13,7 @@ import torch
 from graft.engines.cluster import Cluster
 from graft.methods import METHODS
 from graft.tensors.trees import Tree, flatten, unflatten
-from tests.contract import contract_method
+from tests.contract import contract_method, usual_model
 from tests.test_every_method import SETTINGS
 from tests.toy import gap, run_rounds, toy_setup
 
@@ -23,7 +23,7 @@ ROUNDS = 3
 def federation(name, participation, seed=0):
     """Seven clients, of four architectures where the method allows it, with dropout."""
     method = SETTINGS.get(name) or contract_method(name)
-    models = "gcn,gat,sage,gin" if method.heterogeneous else "gcn"
+    models = "gcn,gat,sage,gin" if method.heterogeneous else usual_model(method)
     return toy_setup(method, clients=7, models=models, dropout=0.5, participation=participation, seed=seed)
 
 

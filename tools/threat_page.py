@@ -36,7 +36,7 @@ def federation_of(name: str) -> FederationFile:
 def row_of(name: str) -> dict[str, str]:
     """Returns a method's row: what its sheet says that leaves, but for scores, and what stays."""
     file = federation_of(name)
-    forms = forms_of(file, [file.method.architecture or "gcn"])
+    forms = forms_of(file, [file.method.architecture] if file.method.architecture else file.experiment.model_names)
     rows = [row for row in consent_rows(file.method, forms) if row.step not in SCORES]
     leaving = [row for row in rows if row.leaves]
     return {

@@ -19,6 +19,7 @@ from graft.methods import METHODS
 from graft.models import assign_models, build_model
 from graft.tensors.trees import flatten, map_tree, select_clients
 from graft.training.optimizers import Training
+from tests.contract import usual_model
 from tests.memory import peak_of
 from tests.toy import (
     CLASSES,
@@ -44,7 +45,7 @@ every_batched_method = pytest.mark.parametrize("name", BATCHED)
 
 def setup_of(name, batches=2, **settings):
     method = METHODS[name]()
-    settings = {"models": "gcn" if method.one_model else "gcn,sage", "sizes": SIZES, **settings}
+    settings = {"models": usual_model(method) if method.one_model else "gcn,sage", "sizes": SIZES, **settings}
     return toy_setup(method, batches=batches, **settings)
 
 

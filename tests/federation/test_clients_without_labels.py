@@ -15,7 +15,7 @@ from tests.toy import gap, run_rounds, same, toy_graph, toy_setup
 
 LABELLED = [toy_graph(9), toy_graph(10, seed=1)]
 GRAPHS = [LABELLED[0], unlabelled(toy_graph(8)), LABELLED[1]]
-AVERAGING = ("fedavg", "fedprox", "scaffold", "feddc", "lg_fedavg", "moon")
+AVERAGING = ("ditto", "fedavg", "fedprox", "fedrep", "scaffold", "feddc", "lg_fedavg", "moon", "pfedme")
 
 
 @pytest.mark.parametrize("weight_by", ["nodes", "train", "uniform"])

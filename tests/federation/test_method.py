@@ -74,13 +74,15 @@ def test_a_plug_may_look_at_every_model_whatever_its_host_averages(plug):
 
 FEDOMD = ("means/mean", "moments/moments", "match/model", "train/model")
 AVERAGES = {
-    **dict.fromkeys(("fedavg", "fedgcn", "fedmlp", "fedprox", "fedsage_plus", "moon"), ("train/model",)),
+    **dict.fromkeys(
+        ("ditto", "fedavg", "fedgcn", "fedmlp", "fedprox", "fedsage_plus", "moon", "pfedme"), ("train/model",)
+    ),
     **dict.fromkeys(("feddc", "scaffold"), ("train/model", "train/change")),
     **dict.fromkeys(("fedgkc", "fedgkc_paper"), ("train/copilot",)),
     **dict.fromkeys(("fedomd", "fedomd_paper"), FEDOMD),
     "fedlit": ("train/common",),
     "fml": ("train/meme",),
-    "lg_fedavg": ("train/shared",),
+    **dict.fromkeys(("fedbn", "fedrep", "lg_fedavg"), ("train/shared",)),
 }
 
 

@@ -32,7 +32,12 @@ METHOD_FAMILIES = {
     ),
     "One model, clients adapt it": Family(
         "All clients train one architecture, and each makes a model of its own of what it receives.",
-        {},
+        {
+            "ditto": "graft.methods.ditto:Ditto",
+            "fedbn": "graft.methods.fedbn:FedBN",
+            "fedrep": "graft.methods.fedrep:FedRep",
+            "pfedme": "graft.methods.pfedme:PFedMe",
+        },
     ),
     "Subgraphs": Family(
         "Made for parts of one graph: for edges that were cut, graphs that differ, or few labels.",

@@ -30,6 +30,7 @@ class Model:
     name: str
     stackable: ClassVar[bool] = True  # whether clients can share a fleet
     frozen: frozenset[str] = frozenset()  # paths of buffers: averaged, never trained
+    normalisation: frozenset[str] = frozenset()  # paths of normalisation layers, their statistics included
     kinds: Mapping[str, range] = MappingProxyType({})  # which clients have a branch of the weights, if not all have all
 
     def start(self, generator: torch.Generator) -> Tree:

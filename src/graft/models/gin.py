@@ -28,6 +28,11 @@ class GIN(LayeredModel):
 
     kind: ClassVar[str] = "gin"
 
+    @property
+    def normalisation(self) -> frozenset[str]:  # type: ignore[override]
+        layers = [f"layer{index}" for index in range(self.hidden)] + (["head"] if self.head == "conv" else [])
+        return frozenset(f"{layer}/{part}" for layer in layers for part in ("scale", "shift") if self.normalise)
+
     def start_layer(self, inputs: int, outputs: int, generator: torch.Generator) -> Tree:
         first, second = start_linear(inputs, self.width, generator), start_linear(self.width, outputs, generator)
         if self.normalise:

@@ -33,6 +33,13 @@ from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, unflatten
 
 Parameters = Mapping[str, Tensor]
+# Where PyTorch and PyG, which is slow to import, define their normalisation layers.
+NORMALISATION = (
+    "torch.nn.modules.batchnorm",
+    "torch.nn.modules.instancenorm",
+    "torch.nn.modules.normalization",
+    "torch_geometric.nn.norm.",
+)
 
 
 class OwnModel(Model):
@@ -47,6 +54,7 @@ class OwnModel(Model):
         self.module = module
         self.features, self.classes = features, classes
         self.frozen = frozenset(name.replace(".", "/") for name, _ in module.named_buffers())
+        self.normalisation = normalisation_paths(module)
         self.takes_weights = takes_edge_weight(module)
         self.not_recordable = ""  # why a pass could not be recorded
         self.not_stackable = ""  # why passes of several clients could not be made one
@@ -214,6 +222,17 @@ class OwnModel(Model):
 
     def host_state(self) -> Any:
         return python_state(self.module)
+
+
+def normalisation_paths(module: nn.Module) -> frozenset[str]:
+    """Returns the paths of all that normalisation layers of a module keep, buffers included: layers are told by their
+    classes, or those that these inherit from, whatever they are called in the module."""
+    prefixes = tuple(f"{name}." for name, layer in module.named_modules() if name and normalises(layer))
+    return frozenset(name.replace(".", "/") for name in module.state_dict() if name.startswith(prefixes))
+
+
+def normalises(layer: nn.Module) -> bool:
+    return any(base.__module__.startswith(NORMALISATION) for base in type(layer).__mro__)
 
 
 def takes_edge_weight(module: nn.Module) -> bool:

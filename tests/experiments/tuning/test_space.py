@@ -10,6 +10,7 @@ from graft.experiments.experiment import Experiment
 from graft.experiments.make_method import make_method
 from graft.experiments.tuning.design import Design
 from graft.experiments.tuning.space import (
+    OF_REFERENCES,
     SEARCHABLE,
     Changes,
     declared_space,
@@ -21,9 +22,10 @@ from graft.experiments.tuning.space import (
 from graft.federation.plug import takes_plugs
 from graft.fields import Search, search_spaces
 from graft.methods import METHODS, PLUGS
+from graft.models import build_model
 
 TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state"}
-WITHOUT_SETTINGS = ("fedavg", "fedgcn", "fedmlp", "local", "loc_gcn", "centralised", "majority")
+WITHOUT_SETTINGS = ("fedavg", "fedbn", "fedgcn", "fedmlp", "loc_gcn", "majority")
 SETTINGS_DEFINE_IT = ("dpsgd", "feddual", "lg_fedavg", "osgp")  # or trade accuracy for bytes or privacy
 
 
@@ -34,7 +36,8 @@ def candidate(method="fedprox", *, space=(), fix=(), search=(), **values):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_space_read_from_the_source_is_that_of_the_class(name):
-    assert declared_space(name) == {**search_spaces(Experiment), **search_spaces(METHODS[name])}
+    wanted = {**search_spaces(Experiment), **OF_REFERENCES.get(name, {}), **search_spaces(METHODS[name])}
+    assert declared_space(name) == wanted
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -55,6 +58,23 @@ def test_space_of_a_plug_is_added_to_that_of_its_host(plug):
 
 def test_object_has_the_space_of_its_class():
     assert declared_space(METHODS["fedprox"](mu=0.5)) == declared_space("fedprox")
+    assert declared_space(METHODS["centralised"](edges="inside")) == declared_space("centralised")
+
+
+@pytest.mark.parametrize("name", ["centralised", "local"])
+def test_references_search_architecture_depth_and_width_and_no_other_method_does(name):
+    space = candidate(name).space
+    assert {"gcn", "gcn4", "gat", "sage", "gin", "sgc", "mlp"} < set(space["models"].choices)
+    assert "width" in space
+    assert not {"models", "width"} & set(candidate("fedavg").space)
+    assert not {"models", "width"} & set(candidate("loc_gcn").space)  # which is about one architecture
+    kept = candidate(name, fix=["models", "width=16"])
+    assert set(kept.space) == TRAINING
+    assert candidate(name, space=["models=gcn,sage"]).space["models"] == Search(choices=("gcn", "sage"))
+    for model in space["models"].choices:
+        for width in space["width"].choices:
+            for head in ("linear", "conv"):
+                build_model(model, 5, 3, width=width, head=head)
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,10 @@ def trapped(kind):
     return replace(graph, y=np.where(mask, (graph.y + 1) % graph.classes, graph.y))
 
 
-def tuned_on(graph):
+def tuned_on(graph, method):
     # The split is that of the graph itself, for labels decide about any other.
     return graft.tune(
-        "fedprox",
+        method,
         graph,
         split="own",
         clients=3,
@@ -109,15 +109,20 @@ def tuned_on(graph):
     )
 
 
-def test_trap_in_the_test_labels_changes_no_trial_and_is_met_at_the_end():
-    clean, trap = tuned_on(federation().graph), tuned_on(trapped("test"))
+every_kind_of_method = pytest.mark.parametrize("method", ["fedprox", "centralised", "local"])
+
+
+@every_kind_of_method
+def test_trap_in_the_test_labels_changes_no_trial_and_is_met_at_the_end(method):
+    clean, trap = (tuned_on(graph, method) for graph in (federation().graph, trapped("test")))
     assert histories(clean) == histories(trap)
     assert clean.params() == trap.params()
-    assert clean.summary["methods"]["fedprox"]["test"] != trap.summary["methods"]["fedprox"]["test"]
+    assert clean.summary["methods"][method]["test"] != trap.summary["methods"][method]["test"]
 
 
-def test_trap_in_the_validation_labels_changes_the_trials():
-    assert histories(tuned_on(federation().graph)) != histories(tuned_on(trapped("validation")))
+@every_kind_of_method
+def test_trap_in_the_validation_labels_changes_the_trials(method):
+    assert histories(tuned_on(federation().graph, method)) != histories(tuned_on(trapped("validation"), method))
 
 
 def histories(tuning):

@@ -27,6 +27,16 @@ OWN = "settings."  # in front of a method's field that an experiment has too
 
 Space = Mapping[str, Search]  # by the name of a field: of the experiment, or of the method
 
+# A reference is to show what can be reached, with all data in one place or with one's own alone: so architecture and
+# width are searched, too, where a federation is compared at those that were asked for.
+ARCHITECTURES = Search(
+    choices=("gcn", "gcn3", "gcn4", "gcn8", "gat", "gat3", "sage", "sage3", "gin", "sgc", "sgc3", "mlp")
+)
+WIDTHS = Search(choices=(32, 64, 128, 256))
+OF_REFERENCES: Mapping[str, Space] = {
+    name: {"models": ARCHITECTURES, "width": WIDTHS} for name in ("centralised", "local")
+}
+
 
 @dataclass(frozen=True)
 class Changes:
@@ -100,7 +110,8 @@ def parse_search(text: str, whole: str = "") -> Search:
 
 def declared_space(method: Any, plug: str = "") -> dict[str, Search]:
     """Returns what a method, by its name or as an object, and its plug declare, and the experiment with them."""
-    spaces = dict(search_spaces(Experiment))
+    label = METHODS.label(method) if isinstance(method, str) else METHODS.label_of(type(method))
+    spaces = {**search_spaces(Experiment), **OF_REFERENCES.get(label, {})}
     own: dict[str, Search] = {} if isinstance(method, str) else dict(search_spaces(type(method)))
     for table, name in ((METHODS, method if isinstance(method, str) else ""), (PLUGS, plug)):
         source = table.source(name) if name else None
