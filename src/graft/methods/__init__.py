@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 METHODS: Registry[type[Method]] = Registry(
     "method",
     {
+        "adafgl": "graft.methods.adafgl:AdaFGL",
         "centralised": "graft.methods.centralised:Centralised",
         "dfed_sst": "graft.methods.dfed_sst:DFedSST",
         "dfed_sst_paper": "graft.methods.dfed_sst:DFedSSTPaper",
@@ -38,6 +39,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedtad_paper": "graft.methods.fedtad:FedTADPaper",
         "fedtad_released": "graft.methods.fedtad:FedTADReleased",
         "fedtgp": "graft.methods.fedtgp:FedTGP",
+        "fgssl": "graft.methods.fgssl:FGSSL",
         "fml": "graft.methods.fml:FML",
         "gossip": "graft.methods.gossip:Gossip",
         "lg_fedavg": "graft.methods.lg_fedavg:LGFedAvg",
