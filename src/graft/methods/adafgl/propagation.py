@@ -42,8 +42,8 @@ def propagate_hops(matrix: Tensor, by_hop: Tensor) -> Tensor:
 
 
 def signed_similarity(chances: Tensor, similar: Tensor, real: Tensor, share: float) -> Tensor:
-    """Returns R', [clients, nodes, nodes]: `share` parts of R and the rest cosines of `chances`, less the mean, rescaled
-    to [-1, 1], with 1 more for a node and itself.
+    """Returns R', [clients, nodes, nodes]: `share` parts of R and the rest cosines of `chances`, less the mean,
+    rescaled to [-1, 1], with 1 more for a node and itself.
 
     Mean and maximum are constants of a step: no gradient goes through them.
     """

@@ -1,4 +1,4 @@
-"""The structure distillation: over the neighbours of a node, similarities are to be distributed as the teacher's are."""
+"""The structure distillation: over the neighbours of a node, similarities are distributed as the teacher's."""
 
 from __future__ import annotations
 
