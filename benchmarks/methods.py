@@ -1,7 +1,8 @@
 """Graft against the same work client by client with stock PyG layers, in one run.
 
 `fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
-averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
+averaging, and a score of every local model. `fgssl` runs whole rounds of one architecture, and `adafgl` those in which
+clients train alone, after one of FedAvg. `fedtad_server` runs what FedTAD's server does in a round, with the models
 of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
 machine disturbs both.
 """
@@ -14,12 +15,17 @@ from typing import Any
 import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
+from loop_adafgl import LoopAdaFGL
 from loop_fedgkc import LoopFedGKC
+from loop_fgssl import LoopFGSSL
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
+from graft.federation.method import Method
+from graft.methods.adafgl import AdaFGL
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedtad import FedTADPaper
+from graft.methods.fgssl import FGSSL
 
 
 def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
@@ -27,9 +33,16 @@ def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> G
     return GraftSide(make_setup(method, graphs, device, "architectures"))
 
 
+def graft_gcn(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """A method in Graft, with one architecture."""
+    return GraftSide(make_setup(method, graphs, device))
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
     "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
+    "fgssl": (FGSSL(), LoopFGSSL, graft_gcn),
+    "adafgl": (AdaFGL(extractor_share=0.01), LoopAdaFGL, graft_gcn),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
 }
 
