@@ -68,9 +68,10 @@ class Branches(Model):
         hidden = self.hidden(weights, graph.features, matrices["propagation"], graph.nodes)
         if random is not None and self.dropout:
             hidden = random.dropout(hidden.flatten(2), self.dropout).view_as(hidden)
-        own, homophilous, heterophilous, embedding = (
-            hidden.transpose(1, 2) @ weights["second"] + weights["second_bias"].unsqueeze(2)
-        ).unbind(1)
+        # Parts are laid out like further clients: [clients * parts, nodes, width].
+        logits = project(hidden.transpose(1, 2).flatten(0, 1), weights["second"].flatten(0, 1))
+        by_part = logits.view(len(hidden), PARTS, graph.nodes, -1) + weights["second_bias"].unsqueeze(2)
+        own, homophilous, heterophilous, embedding = by_part.unbind(1)
         embedding = embedding * graph.real.unsqueeze(2)  # a bias would have padding take part in products
         signed = signed_similarity(embedding.softmax(2), matrices["similar"], graph.real, signed_share)
         alike, unlike = signed_messages(signed, embedding, weights["signed_slope"])

@@ -4,7 +4,7 @@ heterogeneity. ICDE 2024."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -25,7 +25,9 @@ from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack
 from graft.training.losses import mean_over
 
 if TYPE_CHECKING:
-    from graft.federation.clients import Clients
+    from collections.abc import Callable
+
+    from graft.federation.clients import Clients, Replies
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
 
@@ -152,19 +154,34 @@ class AdaFGL(FedAvg):
         assert isinstance(model, LayeredModel)
         return Branches(fleet.features, fleet.classes, model.width, self.hops, model.dropout)
 
-    # A captured step would go on with the model of the first rounds, so clients are scored one by one.
-    @step(fleet=False, pure=True)
-    def score(self, fleet: Fleet) -> dict[str, Tensor]:
-        """How many nodes each client's own model classifies correctly."""
+    def ask_own_models(
+        self, server: Server, clients: Clients, own: Callable[..., Any], given: Callable[..., Any]
+    ) -> Replies:
+        """Asks for scores, and says so once the second step has begun: on a GPU a score of the first was captured."""
+        if self.extractor_share < 1 and bool(server.state.personal.any()):
+            return clients.ask(own, Tree(second_step=1))
+        return super().ask_own_models(server, clients, own, given)
+
+    @step(pure=True)
+    def score(self, fleet: Fleet, message: Weights | None = None) -> dict[str, Tensor]:
+        """How many nodes each client's own model, or its mixed branches, classify correctly."""
         fleet = fleet.on(fleet.scoring)
-        return {"correct": fleet.count_correct(self.logits(fleet))}
+        return {"correct": fleet.count_correct(super().logits(fleet) if message is None else self.own_logits(fleet))}
+
+    @step(fleet=False, pure=True)
+    def measure(self, fleet: Fleet, message: Weights | None = None) -> Tree:  # noqa: ARG002
+        """Metrics of the same."""
+        return super().measure(fleet)
 
     def logits(self, fleet: Fleet) -> Tensor:
-        """Returns logits of the client's model, and for a client in its second step of its mixed branches."""
-        logits = super().logits(fleet)
-        if self.extractor_share == 1 or not bool(fleet.state.personal.any()):
-            return logits
-        return torch.where(fleet.state.personal.view(-1, 1, 1), self.mixed(fleet).log(), logits)
+        if self.extractor_share < 1 and bool(fleet.state.personal.any()):
+            return self.own_logits(fleet)
+        return super().logits(fleet)
+
+    def own_logits(self, fleet: Fleet) -> Tensor:
+        """Returns logits of the mixed branches, and for a client that has not begun its second step those of its
+        model."""
+        return torch.where(fleet.state.personal.view(-1, 1, 1), self.mixed(fleet).log(), super().logits(fleet))
 
     def model_alone(self) -> bool:
         return self.extractor_share == 1

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from graft.tensors.sparse import stacked_product
+
 if TYPE_CHECKING:
     from graft.graphs.fleet_graph import FleetGraph
 
@@ -60,7 +62,7 @@ def signed_similarity(chances: Tensor, similar: Tensor, real: Tensor, share: flo
 
 def signed_messages(signed: Tensor, values: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Returns PReLU(R') and PReLU(-R') times values [clients, nodes, width], of a slope a client."""
-    positive = torch.relu(signed) @ values
-    negative = positive - signed @ values
+    positive = stacked_product(torch.relu(signed), values)
+    negative = positive - stacked_product(signed, values)
     scale = slope.view(-1, 1, 1)
     return positive - scale * negative, negative - scale * positive
