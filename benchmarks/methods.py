@@ -5,6 +5,10 @@ averaging, and a score of every local model. `ditto`, `fedrep`, `pfedme` and `fe
 every client's own model and, where there is one, the global one. `fedtad_server` runs what FedTAD's server does in a
 round, with the models of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides
 alternate, so that a busy machine disturbs both.
+averaging, and a score of every local model. `fgssl` runs whole rounds of one architecture, and `adafgl` those in which
+clients train alone, after one of FedAvg. `fedtad_server` runs what FedTAD's server does in a round, with the models
+of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
+machine disturbs both.
 """
 
 from __future__ import annotations
@@ -15,18 +19,22 @@ from typing import Any
 import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
+from loop_adafgl import LoopAdaFGL
 from loop_fedgkc import LoopFedGKC
 from loop_personal import LoopDitto, LoopFedBN, LoopFedRep, LoopPFedMe
+from loop_fgssl import LoopFGSSL
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
 from graft.federation.method import Method
 from graft.methods.ditto import Ditto
 from graft.methods.fedbn import FedBN
+from graft.methods.adafgl import AdaFGL
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedrep import FedRep
 from graft.methods.fedtad import FedTADPaper
 from graft.methods.pfedme import PFedMe
+from graft.methods.fgssl import FGSSL
 
 
 def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
@@ -51,6 +59,15 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that
     "fedrep": (FedRep(), LoopFedRep, graft_gcn),
     "pfedme": (PFedMe(), LoopPFedMe, graft_gcn),
     "fedbn": (FedBN(), LoopFedBN, graft_gin),
+    """A method in Graft, with one architecture."""
+    return GraftSide(make_setup(method, graphs, device))
+
+
+CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
+    "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
+    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
+    "fgssl": (FGSSL(), LoopFGSSL, graft_gcn),
+    "adafgl": (AdaFGL(extractor_share=0.01), LoopAdaFGL, graft_gcn),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
 }
 

@@ -10,6 +10,7 @@ import graft.methods
 from graft.federation.plug import plugged
 from graft.federation.reveals import DATA, declared
 from graft.methods import METHODS, PLUGS
+from graft.methods.adafgl import AdaFGL
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedsage_plus import FedSagePlus
 from graft.testing import GPU_CLAIMS, claims, leaks
@@ -29,8 +30,10 @@ SMALL = FedSagePlus(
 )
 # Methods that are checked with other settings than their defaults.
 SETTINGS = {
+    "adafgl": AdaFGL(extractor_share=0.01),  # one round of the first step; the others are of the second
     "fedsage_plus": SMALL,  # forty epochs of a large generator in every run would take half of the time of all methods
     "fedtgp": contract_method("fedtgp"),
+    "fgssl": contract_method("fgssl"),
 }
 
 

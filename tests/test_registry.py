@@ -123,7 +123,7 @@ def test_a_table_acts_as_a_dictionary():
     assert "fedavgg" not in METHODS
     with pytest.raises(KeyError):
         METHODS["fedavgg"]
-    with pytest.raises(InputError, match=r"Unknown method 'fedavgg' .did you mean 'fedavg'.*: there are centralised, "):
+    with pytest.raises(InputError, match=r"Unknown method 'fedavgg' .did you mean 'fedavg'.*: there are adafgl, "):
         METHODS["fedavgg"]
 
 

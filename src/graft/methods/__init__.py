@@ -42,6 +42,7 @@ METHOD_FAMILIES = {
     "Subgraphs": Family(
         "Made for parts of one graph: for edges that were cut, graphs that differ, or few labels.",
         {
+            "adafgl": "graft.methods.adafgl:AdaFGL",
             "fedgcn": "graft.methods.fedgcn:FedGCN",
             "fedgta": "graft.methods.fedgta:FedGTA",
             "fedlit": "graft.methods.fedlit:FedLIT",
@@ -52,6 +53,7 @@ METHOD_FAMILIES = {
             "fedtad": "graft.methods.fedtad:FedTAD",
             "fedtad_paper": "graft.methods.fedtad:FedTADPaper",
             "fedtad_released": "graft.methods.fedtad:FedTADReleased",
+            "fgssl": "graft.methods.fgssl:FGSSL",
         },
     ),
     "Different architectures": Family(

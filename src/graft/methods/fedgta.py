@@ -15,6 +15,7 @@ from torch.nn import functional
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, Reveals
 from graft.fields import Search
+from graft.graphs.label_propagation import propagate_labels
 from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, broadcast_tree, map_tree, select_clients, write_rows
 
@@ -91,13 +92,9 @@ class FedGTA(Method):
         return torch.where(labelled, truth, sharp), torch.where(labelled, truth, soft)
 
     def propagate(self, fleet: Fleet, start: Tensor) -> Tensor:
-        """Label propagation without weights; every step adds the labels of training nodes once more."""
-        anchors = start * fleet.labels.masks[:, 0].unsqueeze(2)
-        labels = start
-        for _ in range(self.propagation_steps):
-            neighbours = fleet.graph.normalised @ labels
-            labels = self.propagation * neighbours + (1 - self.propagation) * start + anchors
-        return labels
+        """Label propagation; every step adds the labels of training nodes once more."""
+        train = fleet.labels.masks[:, 0]
+        return propagate_labels(fleet.graph, start, train, self.propagation_steps, self.propagation)
 
     def fingerprint(self, fleet: Fleet, chances: Tensor) -> Tensor:
         """Returns moments of the predictions of each class over a client's nodes, in one row a client."""

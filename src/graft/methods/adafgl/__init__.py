@@ -1,0 +1,5 @@
+"""AdaFGL."""
+
+from graft.methods.adafgl.method import AdaFGL
+
+__all__ = ["AdaFGL"]

@@ -1,0 +1,5 @@
+"""FGSSL."""
+
+from graft.methods.fgssl.method import FGSSL
+
+__all__ = ["FGSSL"]
