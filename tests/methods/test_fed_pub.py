@@ -233,7 +233,8 @@ def test_models_are_mixed_by_how_alike_they_embed_the_random_graph():
 
 def test_a_strong_penalty_shrinks_masks_and_predictions_do_without_them():
     weak, strong = (
-        run_rounds(toy_setup(FedPUB(mask_penalty=penalty), epochs=20), rounds=3).client(0) for penalty in (0.0, 0.05)
+        run_rounds(toy_setup(FedPUB(mask_penalty=penalty), epochs=20, learning_rate=0.03), rounds=3).client(0)
+        for penalty in (0.0, 0.05)
     )
     sizes = [float(sum(leaf.abs().sum() for _, leaf in flatten(state.masks))) for state in (weak, strong)]
     assert sizes[1] < 0.7 * sizes[0]
@@ -296,17 +297,19 @@ def test_processes_with_messages_as_bytes_make_the_same_random_graph():
 
 
 def test_the_masked_model_is_scored_and_given_out():
-    settings = {"dataset": "synthetic:nodes=120,degree=6,classes=3,features=8", "clients": 2, "rounds": 4}
-    result = graft.run("fed_pub", settings={"mask_penalty": 0.05}, epochs=15, device="cpu", **settings)
+    settings = {"dataset": "synthetic:nodes=120,degree=6,classes=3,features=8", "clients": 2}
+    result = graft.run(
+        "fed_pub", rounds=4, device="cpu", settings={"mask_penalty": 0.05}, epochs=15, learning_rate=0.03, **settings
+    )
     state, model = result.clients[1], result.client(1, at="last")
     wanted = {path: leaf.clone() for path, leaf in flatten(state.model)}
     for path, mask in flatten(state.masks):
         wanted[path] *= torch.where(mask.abs() < 0.05, 0, mask)
     assert same(model.weights, unflatten(wanted))
     assert any((leaf == 0).any() for path, leaf in wanted.items() if path.endswith("weight"))
-    classes, graph = model.predict().classes, model.run.data.clients[1]
-    accuracy = float((classes == graph.y)[graph.test].mean())
-    assert result.rounds[-1]["per_client"]["test"][1] == pytest.approx(accuracy)
+    graph = model.run.federation().clients[1]
+    accuracy = (model.logits(graph).argmax(1).numpy() == graph.y)[graph.test].mean()
+    assert result.rounds[-1]["per_client"]["test"][1] == pytest.approx(float(accuracy))
 
 
 def test_a_plug_learns_from_the_models_that_clients_predict_with():
@@ -318,7 +321,7 @@ def test_a_plug_learns_from_the_models_that_clients_predict_with():
             super().distil(server, teachers, *others)
 
     kind = plugged(FedPUB, Watched)
-    finished = run_rounds(toy_setup(kind(mask_penalty=0.05, pseudo_nodes=12), epochs=20), rounds=1)
+    finished = run_rounds(toy_setup(kind(mask_penalty=0.05, pseudo_nodes=12), epochs=20, learning_rate=0.1), rounds=1)
     fleet = finished.engine.fleets[0]
     assert same(taught[0], FedPUB(mask_penalty=0.05).personal(fleet))
     assert not same(taught[0], fleet.state.model)

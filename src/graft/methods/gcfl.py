@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
+from torch.nn import functional
 
 from graft.errors import InputError
 from graft.federation.method import Method, step
@@ -51,7 +52,7 @@ class GCFL(Method):
     reveals: ClassVar = {"train/model": MODEL, "train/weight": VOTE}
 
     # eps1: a cluster may be split where the norm of its mean update is below this.
-    mean_below: Annotated[float, Ge(0), Search(0.1, 1.0, log=True)] = 0.5
+    mean_below: Annotated[float, Ge(0), Search(0.05, 0.5, log=True)] = 0.15
     # eps2: and the norm of its largest update above this.
     largest_above: Annotated[float, Ge(0), Search(0.1, 1.0, log=True)] = 0.1
     relative: bool = True  # whether both are shares of the same norms in the first round, or norms themselves
@@ -135,7 +136,7 @@ class GCFL(Method):
 
     def similarity(self, server: Server, members: list[int], updates: Tensor) -> Matrix | None:  # noqa: ARG002
         """Returns how alike each two members of a cluster are, none negative; None while that is not known."""
-        directions = torch.nn.functional.normalize(updates.double(), dim=1, eps=1e-12)
+        directions = functional.normalize(updates.double(), dim=1, eps=1e-12)
         cosines: Matrix = (directions @ directions.T).cpu().numpy()
         return (cosines + 1).clip(min=0)
 
@@ -236,9 +237,9 @@ def smaller_part(alike: Matrix) -> list[int]:
     weights = alike[first, second]
     if np.ptp(weights) <= 1e-12 * max(weights.max(), 1):
         return []
-    # All pairs are edges, those of weight 0 too: a cut is defined for connected graphs.
-    graph = igraph.Graph(n=len(alike), edges=np.stack([first, second], axis=1))
-    sides: Sequence[list[int]] = graph.mincut(capacity=weights.tolist()).partition
+    linked = weights > 0  # with edges of weight 0 igraph was seen to give other cuts than the least
+    graph = igraph.Graph(n=len(alike), edges=np.stack([first, second], axis=1)[linked])
+    sides: Sequence[list[int]] = graph.mincut(capacity=weights[linked].tolist()).partition
     return min(sides, key=lambda side: (len(side), 0 in side))
 
 

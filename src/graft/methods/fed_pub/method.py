@@ -123,9 +123,8 @@ class FedPUB(Method):
         """Returns the sum of the Euclidean distances, tensor by tensor, from the received model; 0 in round 1."""
         before = dict(flatten(received))
         trained = flatten(trainable(parts.weights, fleet.model.frozen))
-        squares = [(leaf - before[path]).square().reshape(len(leaf), -1).sum(1) for path, leaf in trained]
-        # The root has no slope at 0, where training begins.
-        norms = [(square + 1e-12).sqrt() for square in squares]
+        # At 0, where training begins, the norm has the slope 0.
+        norms = [lengths(leaf - before[path], 2) for path, leaf in trained]
         return torch.stack(norms).sum(0) * (fleet.round > 1)
 
     def shares(self, embeddings: Tensor, votes: Tensor) -> Tensor:
@@ -160,5 +159,10 @@ class FedPUB(Method):
 
 def total_size(masks: Weights, fleet: Fleet) -> Tensor:
     """Returns the sum of the absolute values of each client's masks."""
-    sizes = [mask.abs().flatten(1).sum(1) for _, mask in flatten(masks)]
+    sizes = [lengths(mask, 1) for _, mask in flatten(masks)]
     return torch.stack(sizes).sum(0) if sizes else torch.zeros(len(fleet.clients), device=fleet.device)
+
+
+def lengths(leaf: Tensor, order: int) -> Tensor:
+    """Returns the norm of each client's part of a stacked tensor."""
+    return torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), order, dim=1)
