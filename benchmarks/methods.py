@@ -2,8 +2,9 @@
 
 `fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
 averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
-of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
-machine disturbs both.
+of all clients on one synthetic graph, and scores the corrected model. `fed_pub` and `gcfl_plus` train one architecture;
+GCFL+ with thresholds under which no cluster is split. Rounds of both sides alternate, so that a busy machine disturbs
+both.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
 from loop_fedgkc import LoopFedGKC
+from loop_subgraph import LoopFedPUB, LoopGCFLPlus
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
+from graft.federation.method import Method
+from graft.methods.fed_pub import FedPUB
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedtad import FedTADPaper
+from graft.methods.gcfl import GCFLPlus
 
 
 def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
@@ -27,10 +32,17 @@ def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> G
     return GraftSide(make_setup(method, graphs, device, "architectures"))
 
 
+def graft_gcn(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """A method in Graft, with one architecture."""
+    return GraftSide(make_setup(method, graphs, device))
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
+    "fed_pub": (FedPUB(), LoopFedPUB, graft_gcn),
     "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
+    "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, graft_gcn),
 }
 
 
