@@ -9,6 +9,10 @@ averaging, and a score of every local model. `fgssl` runs whole rounds of one ar
 clients train alone, after one of FedAvg. `fedtad_server` runs what FedTAD's server does in a round, with the models
 of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
 machine disturbs both.
+averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
+of all clients on one synthetic graph, and scores the corrected model. `fed_pub` and `gcfl_plus` train one architecture;
+GCFL+ with thresholds under which no cluster is split. Rounds of both sides alternate, so that a busy machine disturbs
+both.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from loop_adafgl import LoopAdaFGL
 from loop_fedgkc import LoopFedGKC
 from loop_personal import LoopDitto, LoopFedBN, LoopFedRep, LoopPFedMe
 from loop_fgssl import LoopFGSSL
+from loop_subgraph import LoopFedPUB, LoopGCFLPlus
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
@@ -30,11 +35,13 @@ from graft.federation.method import Method
 from graft.methods.ditto import Ditto
 from graft.methods.fedbn import FedBN
 from graft.methods.adafgl import AdaFGL
+from graft.methods.fed_pub import FedPUB
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedrep import FedRep
 from graft.methods.fedtad import FedTADPaper
 from graft.methods.pfedme import PFedMe
 from graft.methods.fgssl import FGSSL
+from graft.methods.gcfl import GCFLPlus
 
 
 def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
@@ -52,7 +59,12 @@ def graft_gin(graphs: list[Graph], device: torch.device, method: Method) -> Graf
     return GraftSide(make_setup(method, graphs, device, "gin"))
 
 
+    """A method in Graft, with one architecture."""
+    return GraftSide(make_setup(method, graphs, device))
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
+    "fed_pub": (FedPUB(), LoopFedPUB, graft_gcn),
     "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
     "ditto": (Ditto(), LoopDitto, graft_gcn),
@@ -69,6 +81,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that
     "fgssl": (FGSSL(), LoopFGSSL, graft_gcn),
     "adafgl": (AdaFGL(extractor_share=0.01), LoopAdaFGL, graft_gcn),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
+    "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, graft_gcn),
 }
 
 

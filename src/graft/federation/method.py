@@ -198,6 +198,12 @@ class Method:
         train next, if the method has such; they are scored in place of what clients hold by then."""
         return None
 
+    def trained_models(self, clients: Clients, replies: Replies) -> Weights:  # noqa: ARG002
+        """Returns the models that clients predict with after training, stacked as they replied: what a plug is to learn
+        from, where `replies.model` is not all of them."""
+        models: Weights = replies.model
+        return models
+
     def logits(self, fleet: Fleet) -> Tensor:
         """Returns each client's logits of its nodes: its own model's, unless the method classifies otherwise."""
         return fleet.predict(self.personal(fleet)).logits

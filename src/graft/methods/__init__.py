@@ -43,6 +43,7 @@ METHOD_FAMILIES = {
         "Made for parts of one graph: for edges that were cut, graphs that differ, or few labels.",
         {
             "adafgl": "graft.methods.adafgl:AdaFGL",
+            "fed_pub": "graft.methods.fed_pub:FedPUB",
             "fedgcn": "graft.methods.fedgcn:FedGCN",
             "fedgta": "graft.methods.fedgta:FedGTA",
             "fedlit": "graft.methods.fedlit:FedLIT",
@@ -54,6 +55,8 @@ METHOD_FAMILIES = {
             "fedtad_paper": "graft.methods.fedtad:FedTADPaper",
             "fedtad_released": "graft.methods.fedtad:FedTADReleased",
             "fgssl": "graft.methods.fgssl:FGSSL",
+            "gcfl": "graft.methods.gcfl:GCFL",
+            "gcfl_plus": "graft.methods.gcfl:GCFLPlus",
         },
     ),
     "Different architectures": Family(

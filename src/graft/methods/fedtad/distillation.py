@@ -138,11 +138,11 @@ class Distillation(Plug):
         before = aggregated(server, replies.clients)
         students = self.students(server, before, replies.clients)
         reliability = server.state.distillation.reliability[index_tensor(tuple(replies.clients), server.device)]
-        scope = self.scope(server, before, replies.model)
+        scope, teachers = self.scope(server, before, replies.model), self.trained_models(clients, replies)
         if self.distil_on == "real":
-            self.distil_on_real(server, clients, replies.model, scope, students)
+            self.distil_on_real(server, clients, teachers, scope, students)
         else:
-            self.distil(server, replies.model, reliability, scope, students)
+            self.distil(server, teachers, reliability, scope, students)
         self.keep_optimizer(server, students.optimizer, replies.clients)
         # Without any reliable teacher there is nothing to learn, and weight decay must not act alone.
         usable = (reliability > 0).any()
