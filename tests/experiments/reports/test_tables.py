@@ -75,23 +75,26 @@ def test_the_table_shows_mean_deviation_paper_and_difference_worked_out_by_hand(
     write_results(plan, scores)
     table = StudyTable(plan)
     # 52 and 56: mean 54, deviation sqrt(4 + 4) = 2.83; the paper says 50.
-    assert table.text("mine", f"{DATA}-2") == "54.00 ± 2.83 (50.00, +4.00)"
-    assert table.text("mine", f"{DATA}-3") == "50.00 (60.00, -10.00) [1 of 2 seeds]"
+    assert table.text("mine", f"{DATA}-2") == "54.00 ± 2.83 (v1: 50.00, +4.00; v2: 51.00, +3.00)"
+    assert table.text("mine", f"{DATA}-3") == "50.00 (v1: 60.00, -10.00) [1 of 2 seeds]"
     # Seed by seed: 55 and 56.
     assert table.text("local", "average") == "55.50 ± 0.71"
     # Only seed 0 has both columns: (52 + 50) / 2 = 51; the paper's average is 55.
-    assert table.text("mine", "average") == "51.00 (55.00, -4.00) [1 of 2 seeds]"
+    assert table.text("mine", "average") == "51.00 (v1: 55.00, -4.00) [1 of 2 seeds]"
     assert table.best(f"{DATA}-2") == {"mine"}  # the reference is better and does not count
     assert table.best(f"{DATA}-3") == {"local"}
-    assert table.mean_difference(f"{DATA}-2") == "+4.00"
+    assert (table.mean_difference(f"{DATA}-2"), table.mean_difference(f"{DATA}-2", later=True)) == ("+4.00", "+3.00")
     table.write()
     text = read_output("table.md")
-    assert "| mine | **54.00 ± 2.83 (50.00, +4.00)** | 50.00 (60.00, -10.00) [1 of 2 seeds] |" in text
-    assert "| mean difference | +4.00 | -10.00 | -4.00 |" in text
+    both = "54.00 ± 2.83 (v1: 50.00, +4.00; v2: 51.00, +3.00)"
+    assert f"| mine | **{both}** | 50.00 (v1: 60.00, -10.00) [1 of 2 seeds] |" in text
+    assert "| mean difference to v1 | +4.00 | -10.00 | -4.00 |" in text
+    assert "| mean difference to v2 | +3.00 |  |  |" in text
+    assert "In brackets the number of each version of the paper" in text
     assert "mu = 0.5" in text
     assert "11 of 12 runs" in text
     page = read_output("table.html")
-    assert "<b>54.00 ± 2.83 (50.00, +4.00)</b>" in page
+    assert f"<b>{both}</b>" in page
     assert "<svg" in page
     assert "src=" not in page
     assert len(page) < 60_000  # without figures that need it, the page does without the bundle that draws them
@@ -105,7 +108,8 @@ def test_the_table_shows_mean_deviation_paper_and_difference_worked_out_by_hand(
         "paper": "50",
         "difference": "4",
     }
-    assert (line["paper_deviation"], line["paper_later_version"], line["seeds"]) == ("1.5", "51", "2")
+    assert (line["paper_deviation"], line["paper_later_version"], line["difference_later"]) == ("1.5", "51", "3")
+    assert (line["seeds"], line["paper_sure"]) == ("2", "yes")
     assert lines["local", "2"]["paper"] == ""
 
 

@@ -2,8 +2,9 @@
 
 One gradient step a round, at most 1,000 rounds, 1 % of the nodes for training. One number of the paper (FedGCN on
 CiteSeer with 9 parties) is missing from the text that we have, and one (FedOMD on Photo with 9) is filled in from its
-table of depths. The two tables differ in one cell (FedOMD on Computers with 5 parties: 71.40 and 70.40). FedProx and SCAFFOLD run on an MLP there, which explains
-their low level. All networks are as deep as the paper's: the head is the last layer.
+table of depths. The two tables differ in one cell (FedOMD on Computers with 5 parties: 71.40 and 70.40). FedProx and
+SCAFFOLD run on an MLP there, which explains their low level. All networks are as deep as the paper's: the head is the
+last layer.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ MODULES = {
 }
 DEPTHS = (2, 4, 6, 8, 10)
 DEPTH = {
-    cell: number
-    for depth in DEPTHS
-    for cell, number in printed("fedomd_table7", {"fedomd": f"depth{depth}"}, hidden_layers=str(depth)).items()
-} | printed("fedomd_table7", gcn_layers="2")
+    **printed("fedomd_table7", gcn_layers="2"),
+    **{
+        cell: number
+        for depth in DEPTHS
+        for cell, number in printed("fedomd_table7", {"fedomd": f"depth{depth}"}, hidden_layers=str(depth)).items()
+    },
+}
 
 PARTIES = (3, 5, 7, 9)
 FEW_LABELS = {

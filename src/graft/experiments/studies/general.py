@@ -47,6 +47,6 @@ STUDIES: dict[str, Study] = {
             **CENTRALISED,
         },
         beside=("test_served", "test_global", "test_node_weighted"),
-        note="All rows have a GCN, those that end in -gin a GIN, which has the normalisation layers that FedBN is about.",
+        note="All rows have a GCN; those that end in -gin have a GIN, whose normalisation layers FedBN is about.",
     ),
 }

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-
 FOLDER = Path(__file__).parent / "printed"
 COLUMNS = ("method", "dataset", "clients", "accuracy", "deviation", "sure")  # all others tell apart lines of a method
 MEAN = "avg"
