@@ -190,6 +190,6 @@ STUDIES: dict[str, Study] = {
         beside=("megabytes", "memory"),
         figure="bars",
         note="The paper gives orders of time and memory, as formulas. Times and memory of one machine compare only if "
-        "nothing else runs: use --jobs 1, and for the memory on a CPU one row a call.",
+        "nothing else runs: use --jobs 1.",
     ),
 }

@@ -149,6 +149,19 @@ STUDIES: dict[str, Study] = {
         (3, 5),
         **curves(RESOLUTION_ROWS, "resolution"),
     ),
+    "fedomd-cost": Study(
+        meaning="What FedOMD and its baselines cost: time, traffic and memory",
+        datasets=("cora", "photo"),
+        clients=(3,),
+        rows=COMPARED,
+        experiment={**FEW_LABELS, "patience": 0, "rounds": 100},
+        on_dataset=FINE,
+        measure="milliseconds",
+        beside=("megabytes", "memory"),
+        figure="bars",
+        note="The paper gives orders of time, as formulas. Times and memory of one machine compare only if nothing else "
+        "runs: use --jobs 1.",
+    ),
     "fedomd-convergence": Study(
         meaning="Test accuracy of FedOMD and its baselines round by round",
         datasets=("cora", "photo"),
