@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from dataclasses import replace
 from statistics import mean, stdev
@@ -13,6 +14,7 @@ from graft.cli import app
 from graft.experiments.reports.study_figures import study_figure, study_panels
 from graft.experiments.reports.tables import StudyTable
 from graft.experiments.studies import STUDIES
+from graft.experiments.studies.paper_tables import Number
 from graft.experiments.studies.study import Variant
 from tests.experiments.tiny_study import DATA, TINY, accuracies, read_output, reproduce_plan, tiny_plan
 
@@ -154,6 +156,38 @@ def test_time_is_measured_but_nobody_wins(finished, monkeypatch):
     assert all(not table.best(heading) for heading in table.headings)
     assert "Milliseconds" in table.caption()
     assert "Bold" not in table.caption()
+
+
+def test_traffic_and_memory_are_those_of_the_runs(finished, monkeypatch):
+    study = replace(TINY, paper={}, later={}, measure="megabytes", beside=("memory",))
+    monkeypatch.setitem(STUDIES, "tiny", study)
+    table = StudyTable(tiny_plan())
+    cell = next(cell for cell in finished.cells if cell.row == "mine")
+    summary = cell.read()["summary"]
+    sent = summary["communication"]
+    megabytes = table.entries["mine", table.columns[0]].values[cell.seed]
+    assert megabytes == pytest.approx((sent["up_bytes"] + sent["down_bytes"]) / 2 / 1e6)  # two rounds
+    assert megabytes > 0
+    assert table.entries["local", table.columns[0]].values[cell.seed] == 0
+    memory = table.other_entry("mine", DATA, cell.clients, "memory").values[cell.seed]
+    assert memory == pytest.approx(summary["peak_memory_bytes"] / 1e6)
+    assert not table.best(table.columns[0])
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_paper_with_one_version_has_one_number_and_one_that_is_not_sure_a_mark(monkeypatch):
+    printed = {("theirs", DATA, 2): Number(50.0), ("theirs", DATA, 3): Number(60.0, sure=False)}
+    monkeypatch.setitem(STUDIES, "tiny", replace(TINY, paper=printed, later={}))
+    table = StudyTable(tiny_plan())
+    assert re.search(r" \(50\.00, [+-]\d+\.\d\d\)$", table.text("mine", table.columns[0]))
+    assert " (60.00?, " in table.text("mine", table.columns[1])
+    assert " (55.00?, " in table.text("mine", "average")
+    assert "question mark" in table.caption()
+    assert [row[0] for row in table.last_rows()] == ["mean difference"]
+    monkeypatch.setitem(STUDIES, "tiny", replace(TINY, later=TINY.paper))
+    again = StudyTable(tiny_plan())
+    assert " (v1 and v2: 50.00, " in again.text("mine", again.columns[0])
+    assert "question mark" not in again.caption()
 
 
 # Figures.

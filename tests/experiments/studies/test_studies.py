@@ -141,7 +141,7 @@ def test_rows_are_chosen_and_named_and_an_unknown_number_of_clients_is_filled_in
 
 
 def test_a_table_that_needs_a_choice_or_lacks_a_column_is_refused():
-    with pytest.raises(ValueError, match="'fedtad_table3' has .* more than once"):
+    with pytest.raises(ValueError, match=r"'fedtad_table3' has .* more than once"):
         printed("fedtad_table3")
     with pytest.raises(ValueError, match="'fedtad_table3' has no column noise"):
         printed("fedtad_table3", noise="0")

@@ -159,8 +159,8 @@ STUDIES: dict[str, Study] = {
         measure="milliseconds",
         beside=("megabytes", "memory"),
         figure="bars",
-        note="The paper gives orders of time, as formulas. Times and memory of one machine compare only if nothing else "
-        "runs: use --jobs 1.",
+        note="The paper gives orders of time, as formulas. Times and memory of one machine compare only if nothing "
+        "else runs: use --jobs 1.",
     ),
     "fedomd-convergence": Study(
         meaning="Test accuracy of FedOMD and its baselines round by round",
