@@ -4,7 +4,8 @@ from pathlib import Path
 
 from graft.experiments import reproduce
 from graft.experiments.reproduce import make_plan
-from graft.experiments.studies.study import Number, Study, Variant
+from graft.experiments.studies.paper_tables import Number
+from graft.experiments.studies.study import Study, Variant
 
 DATA = "synthetic:nodes=120,degree=6,classes=3,features=8"
 TINY = Study(

@@ -103,6 +103,13 @@ def test_scores_show_every_row_in_order_with_the_papers_number():
     assert not {"ours", "paper"} & set(words(without))
 
 
+def test_a_later_version_of_the_paper_has_a_mark_of_its_own():
+    [panel] = score_panels({"cora-5": {"local": Score(80.0), "fedavg": Score(81.0, 0.5, 79.0, 78.0)}}, "accuracy")
+    marks = [(value["series"], value["x"]) for value in panel.body["data"]["values"] if value["row"] == "fedavg"]
+    assert marks == [("ours", 81), ("paper", 79), ("paper, later version", 78)]
+    assert {"paper", "paper, later version"} <= set(words(to_svg(sheet([panel]))))
+
+
 @pytest.mark.parametrize("letters", [1, 14, 30])
 def test_nothing_is_cut_off(letters):
     names = [f"{'m' * letters}{number}" for number in range(12)]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from dataclasses import replace
 from statistics import mean, stdev
@@ -13,6 +14,7 @@ from graft.cli import app
 from graft.experiments.reports.study_figures import study_figure, study_panels
 from graft.experiments.reports.tables import StudyTable
 from graft.experiments.studies import STUDIES
+from graft.experiments.studies.paper_tables import Number
 from graft.experiments.studies.study import Variant
 from tests.experiments.tiny_study import DATA, TINY, accuracies, read_output, reproduce_plan, tiny_plan
 
@@ -75,23 +77,26 @@ def test_the_table_shows_mean_deviation_paper_and_difference_worked_out_by_hand(
     write_results(plan, scores)
     table = StudyTable(plan)
     # 52 and 56: mean 54, deviation sqrt(4 + 4) = 2.83; the paper says 50.
-    assert table.text("mine", f"{DATA}-2") == "54.00 ± 2.83 (50.00, +4.00)"
-    assert table.text("mine", f"{DATA}-3") == "50.00 (60.00, -10.00) [1 of 2 seeds]"
+    assert table.text("mine", f"{DATA}-2") == "54.00 ± 2.83 (v1: 50.00, +4.00; v2: 51.00, +3.00)"
+    assert table.text("mine", f"{DATA}-3") == "50.00 (v1: 60.00, -10.00) [1 of 2 seeds]"
     # Seed by seed: 55 and 56.
     assert table.text("local", "average") == "55.50 ± 0.71"
     # Only seed 0 has both columns: (52 + 50) / 2 = 51; the paper's average is 55.
-    assert table.text("mine", "average") == "51.00 (55.00, -4.00) [1 of 2 seeds]"
+    assert table.text("mine", "average") == "51.00 (v1: 55.00, -4.00) [1 of 2 seeds]"
     assert table.best(f"{DATA}-2") == {"mine"}  # the reference is better and does not count
     assert table.best(f"{DATA}-3") == {"local"}
-    assert table.mean_difference(f"{DATA}-2") == "+4.00"
+    assert (table.mean_difference(f"{DATA}-2"), table.mean_difference(f"{DATA}-2", later=True)) == ("+4.00", "+3.00")
     table.write()
     text = read_output("table.md")
-    assert "| mine | **54.00 ± 2.83 (50.00, +4.00)** | 50.00 (60.00, -10.00) [1 of 2 seeds] |" in text
-    assert "| mean difference | +4.00 | -10.00 | -4.00 |" in text
+    both = "54.00 ± 2.83 (v1: 50.00, +4.00; v2: 51.00, +3.00)"
+    assert f"| mine | **{both}** | 50.00 (v1: 60.00, -10.00) [1 of 2 seeds] |" in text
+    assert "| mean difference to v1 | +4.00 | -10.00 | -4.00 |" in text
+    assert "| mean difference to v2 | +3.00 |  |  |" in text
+    assert "In brackets the number of each version of the paper" in text
     assert "mu = 0.5" in text
     assert "11 of 12 runs" in text
     page = read_output("table.html")
-    assert "<b>54.00 ± 2.83 (50.00, +4.00)</b>" in page
+    assert f"<b>{both}</b>" in page
     assert "<svg" in page
     assert "src=" not in page
     assert len(page) < 60_000  # without figures that need it, the page does without the bundle that draws them
@@ -105,7 +110,8 @@ def test_the_table_shows_mean_deviation_paper_and_difference_worked_out_by_hand(
         "paper": "50",
         "difference": "4",
     }
-    assert (line["paper_deviation"], line["paper_later_version"], line["seeds"]) == ("1.5", "51", "2")
+    assert (line["paper_deviation"], line["paper_later_version"], line["difference_later"]) == ("1.5", "51", "3")
+    assert (line["seeds"], line["paper_sure"]) == ("2", "yes")
     assert lines["local", "2"]["paper"] == ""
 
 
@@ -150,6 +156,38 @@ def test_time_is_measured_but_nobody_wins(finished, monkeypatch):
     assert all(not table.best(heading) for heading in table.headings)
     assert "Milliseconds" in table.caption()
     assert "Bold" not in table.caption()
+
+
+def test_traffic_and_memory_are_those_of_the_runs(finished, monkeypatch):
+    study = replace(TINY, paper={}, later={}, measure="megabytes", beside=("memory",))
+    monkeypatch.setitem(STUDIES, "tiny", study)
+    table = StudyTable(tiny_plan())
+    cell = next(cell for cell in finished.cells if cell.row == "mine")
+    summary = cell.read()["summary"]
+    sent = summary["communication"]
+    megabytes = table.entries["mine", table.columns[0]].values[cell.seed]
+    assert megabytes == pytest.approx((sent["up_bytes"] + sent["down_bytes"]) / 2 / 1e6)  # two rounds
+    assert megabytes > 0
+    assert table.entries["local", table.columns[0]].values[cell.seed] == 0
+    memory = table.other_entry("mine", DATA, cell.clients, "memory").values[cell.seed]
+    assert memory == pytest.approx(summary["peak_memory_bytes"] / 1e6)
+    assert not table.best(table.columns[0])
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_paper_with_one_version_has_one_number_and_one_that_is_not_sure_a_mark(monkeypatch):
+    printed = {("theirs", DATA, 2): Number(50.0), ("theirs", DATA, 3): Number(60.0, sure=False)}
+    monkeypatch.setitem(STUDIES, "tiny", replace(TINY, paper=printed, later={}))
+    table = StudyTable(tiny_plan())
+    assert re.search(r" \(50\.00, [+-]\d+\.\d\d\)$", table.text("mine", table.columns[0]))
+    assert " (60.00?, " in table.text("mine", table.columns[1])
+    assert " (55.00?, " in table.text("mine", "average")
+    assert "question mark" in table.caption()
+    assert [row[0] for row in table.last_rows()] == ["mean difference"]
+    monkeypatch.setitem(STUDIES, "tiny", replace(TINY, later=TINY.paper))
+    again = StudyTable(tiny_plan())
+    assert " (v1 and v2: 50.00, " in again.text("mine", again.columns[0])
+    assert "question mark" not in again.caption()
 
 
 # Figures.

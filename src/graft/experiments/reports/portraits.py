@@ -1,4 +1,4 @@
-"""Heat maps of a federation's data: classes, homophily and structure of each client."""
+"""Heat maps of a federation's data: classes, homophily and structure of each client, and how alike clients are."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from graft.experiments.build import build_federation, build_setup
 from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.given import Given
 from graft.experiments.make_method import make_method
+from graft.experiments.reports.link_portraits import write_links
 from graft.experiments.reports.pages import Page, Picture, Section, Table, Text, render
 from graft.experiments.reports.study_charts import Heat, heat_panels, sheet
 from graft.experiments.reports.study_figures import draw
@@ -26,6 +27,9 @@ from graft.experiments.reports.summary_table import Cell
 from graft.experiments.run import run_experiment
 from graft.experiments.studies.study import Portrait
 from graft.files import write_text
+from graft.methods.dfed_sst.fingerprints import Fingerprint, fingerprint
+from graft.methods.dfed_sst.paths import Paths
+from graft.methods.dfed_sst.selection import similarity
 from graft.tensors.trees import broadcast_tree
 
 Report = Callable[[str], None]  # told of every column that is done
@@ -34,7 +38,9 @@ Report = Callable[[str], None]  # told of every column that is done
 def write_portrait(
     portrait: Portrait, name: str, out: Path, datasets: Sequence[str], clients: Sequence[int], report: Report
 ) -> list[Path]:
-    """Writes figure.svg, table.csv and portrait.html for the chosen columns."""
+    """Writes figure.svg, a table as CSV and portrait.html for the chosen columns."""
+    if portrait.links_of:
+        return write_links(portrait, name, out, datasets, clients, report)
     panels: list[Heat] = []
     table: list[Sequence[Any]] = []
     for dataset in datasets:
@@ -70,7 +76,10 @@ def describe_clients(
 ) -> tuple[list[Heat], list[Sequence[Any]]]:
     """Returns the heat maps of a federation, and a row of numbers for each client."""
     cards = federation.card["per_client"]
-    structure = [metrics(graph, card) for graph, card in zip(federation.clients, cards, strict=True)]
+    scattered = [true_fingerprint(graph, federation.classes) for graph in federation.clients]
+    structure = [
+        metrics(graph, card, own.wlsd) for graph, card, own in zip(federation.clients, cards, scattered, strict=True)
+    ]
     clients = [str(card["client"]) for card in cards]
     classes = [str(label) for label in range(federation.classes)]
     shares = [[count / max(sum(card["labels"]), 1) for count in card["labels"]] for card in cards]
@@ -80,6 +89,7 @@ def describe_clients(
             f"{column}: homophily of each class", clients, classes, [card["class_homophily"] for card in cards]
         ),
         "structure": Heat(f"{column}: structure", clients, list(METRICS), min_max_scaled(structure), structure),
+        "similarity": Heat(f"{column}: similarity of fingerprints", clients, clients, cosines(scattered)),
     }
     maps = [panels[name] for name in portrait.maps]
     if portrait.without is not None:
@@ -91,10 +101,24 @@ def describe_clients(
     return maps, rows
 
 
-METRICS = ("nodes", "edges", "mean degree", "components", "isolated", "homophily", "clustering")
+METRICS = ("nodes", "edges", "mean degree", "components", "isolated", "homophily", "clustering", "WLSD")
 
 
-def metrics(graph: Graph, card: dict[str, Any]) -> list[float]:
+def true_fingerprint(graph: Graph, classes: int) -> Fingerprint:
+    """Returns how scattered the classes of a client are, by DFed-SST's measures and the true labels of all nodes."""
+    links = adjacency(graph.nodes, graph.edges)
+    paths = Paths(links.indptr.astype(np.int64), links.indices.astype(np.int64))
+    return fingerprint(paths, graph.y, np.eye(classes)[graph.y])
+
+
+def cosines(fingerprints: Sequence[Fingerprint]) -> list[list[float | None]]:
+    """Returns how similar every client's fingerprint (CSE) is to every other's."""
+    flat = torch.tensor(np.stack([own.cse.ravel() for own in fingerprints]))
+    table: list[list[float | None]] = similarity(flat, flat).tolist()
+    return table
+
+
+def metrics(graph: Graph, card: dict[str, Any], wlsd: float) -> list[float]:
     """Returns the values of `METRICS` for one client."""
     links = adjacency(graph.nodes, graph.edges)
     degree = np.asarray(links.sum(1)).ravel()
@@ -108,6 +132,7 @@ def metrics(graph: Graph, card: dict[str, Any]) -> list[float]:
         card["isolated"],
         round(card["homophily"] or 0.0, 4),
         round(float(closed / wedges), 4) if wedges else 0.0,
+        round(wlsd, 4),
     ]
 
 

@@ -11,7 +11,8 @@ from graft.experiments.reports.colours import LIGHT, PALETTE
 from graft.experiments.reports.vega import Spec
 
 SERIES_WITH_BANDS = 4  # the most for which the shades of deviations can be told apart
-OURS, PAPER = "ours", "paper"
+OURS, PAPER, LATER = "ours", "paper", "paper, later version"
+SHAPES = {OURS: "circle", PAPER: "diamond", LATER: "triangle-up"}
 CELL_WIDTH, CELL_HEIGHT = 46, 20  # of a heat map, in pixels
 LETTER = 6.2  # the width of one, about
 PANEL_WIDTH = 230
@@ -24,6 +25,7 @@ class Score(NamedTuple):
     mean: float
     deviation: float = 0.0
     paper: float | None = None
+    later: float | None = None  # that of the paper's later version, where it is another
 
 
 class CurvePoint(NamedTuple):
@@ -86,10 +88,12 @@ def legend_columns(panels: Sequence[Panel], width: int) -> int:
 def score_panels(columns: Mapping[str, Scores], axis: str) -> list[Panel]:
     """Returns for every column a dot with a whisker for each row, and the paper's number beside it."""
     rows = list(dict.fromkeys(row for scores in columns.values() for row in scores))
-    of_paper = any(score.paper is not None for scores in columns.values() for score in scores.values())
-    series = [OURS, PAPER] if of_paper else [OURS]
+    everywhere = [score for scores in columns.values() for score in scores.values()]
+    of_paper = [PAPER] if any(score.paper is not None for score in everywhere) else []
+    of_later = [LATER] if any(score.later is not None for score in everywhere) else []
+    series = [OURS, *of_paper, *of_later]
     colour = colour_by_series(series)
-    shape = {**colour, "scale": {"domain": series, "range": ["circle", "diamond"][: len(series)]}}
+    shape = {**colour, "scale": {"domain": series, "range": [SHAPES[name] for name in series]}}
     x = value_axis("x", axis, 4)
     y: Spec = {
         "field": "row",
@@ -118,7 +122,7 @@ def score_panels(columns: Mapping[str, Scores], axis: str) -> list[Panel]:
 
 
 def score_values(scores: Scores) -> list[Spec]:
-    """Returns our numbers with their deviations, then the paper's."""
+    """Returns our numbers with their deviations, then the paper's, then those of its later version."""
     ours = [
         {"row": row, "series": OURS, "x": short(score.mean), **spread(score.mean, score.deviation)}
         for row, score in scores.items()
@@ -128,7 +132,12 @@ def score_values(scores: Scores) -> list[Spec]:
         for row, score in scores.items()
         if score.paper is not None
     ]
-    return [*ours, *papers]
+    later = [
+        {"row": row, "series": LATER, "x": short(score.later)}
+        for row, score in scores.items()
+        if score.later is not None
+    ]
+    return [*ours, *papers, *later]
 
 
 def setting_panels(columns: Mapping[str, Curves], setting: str, axis: str) -> list[Panel]:

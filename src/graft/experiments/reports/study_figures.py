@@ -17,11 +17,17 @@ from graft.experiments.reports.study_charts import (
     setting_panels,
     sheet,
 )
-from graft.experiments.reports.study_results import StudyResults
+from graft.experiments.reports.study_results import Entry, StudyResults
 from graft.experiments.reports.vega import Spec, to_svg
 from graft.experiments.studies.study import Measure
 
-AXES: dict[Measure, str] = {"auroc": "AUROC, %", "macro_f1": "macro F1, %", "milliseconds": "ms a round"}
+AXES: dict[Measure, str] = {
+    "auroc": "AUROC, %",
+    "macro_f1": "macro F1, %",
+    "milliseconds": "ms a round",
+    "megabytes": "MB a round",
+    "memory": "MB",
+}
 ACCURACY = "test accuracy, %"
 
 
@@ -64,10 +70,16 @@ def scores_of(results: StudyResults, column: str) -> Scores:
     """Returns the score of every row that has results in a column."""
     entries = {row: results.entries[row, column] for row in results.plan.rows}
     return {
-        row: Score(entry.mean, entry.deviation or 0.0, None if entry.paper is None else entry.paper.mean)
+        row: Score(entry.mean, entry.deviation or 0.0, *printed_means(entry))
         for row, entry in entries.items()
         if entry.mean is not None
     }
+
+
+def printed_means(entry: Entry) -> tuple[float | None, float | None]:
+    """Returns the paper's number, and its later version's where that is another."""
+    paper, later = (None if number is None else number.mean for number in (entry.paper, entry.later))
+    return paper, None if later == paper else later
 
 
 def curves_by_setting(results: StudyResults, columns: dict[str, Scores]) -> dict[str, Curves]:

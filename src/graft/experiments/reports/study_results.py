@@ -10,7 +10,8 @@ from typing import Any
 from graft.experiments.comparison.differences import Score, best_of
 from graft.experiments.experiment import DATA_FIELDS
 from graft.experiments.reproduce import Plan
-from graft.experiments.studies.study import Measure, Number
+from graft.experiments.studies.paper_tables import Number
+from graft.experiments.studies.study import COSTS, Measure
 from graft.federation.metric_names import METRICS
 
 AVERAGE = "average"
@@ -19,7 +20,7 @@ DataKey = tuple[str, int, int]  # dataset, clients, seed
 
 @dataclass(frozen=True)
 class Entry:
-    """A row in a column of the table: the seeds of a method, in percent (or milliseconds)."""
+    """A row in a column of the table: the seeds of a method, in percent (or what it costs)."""
 
     values: dict[int, float]  # seed -> what the study measures
     by_nodes: dict[int, float]  # the same, clients weighted by their nodes
@@ -38,7 +39,15 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
+        return self.above(self.paper)
+
+    @property
+    def later_difference(self) -> float | None:
+        return self.above(self.later)
+
+    def above(self, printed: Number | None) -> float | None:
+        """Returns how far our mean is above a printed one, where there are both."""
+        return None if self.mean is None or printed is None else self.mean - printed.mean
 
 
 class StudyResults:
@@ -89,18 +98,18 @@ class StudyResults:
             complete = [seed for seed in self.plan.seeds if all(seed in values for values in columns)]
             return {seed: mean(values[seed] for values in columns) for seed in complete}
 
-        printed = [entry.paper.mean for entry in entries if entry.paper is not None]
         return Entry(
             over_columns([entry.values for entry in entries]),
             over_columns([entry.by_nodes for entry in entries]),
             [seconds for entry in entries for seconds in entry.seconds],
-            paper=Number(round(mean(printed), 2)) if len(printed) == len(entries) else None,
+            paper=average_printed([entry.paper for entry in entries]),
+            later=average_printed([entry.later for entry in entries]),
         )
 
     def best(self, heading: str) -> set[str]:
         """Returns the rows with our best mean in a column and those that a paired test over seeds cannot tell from it;
-        references do not compete, and nobody does for speed."""
-        if self.plan.study.measure == "milliseconds":
+        references do not compete, and nobody does for what it costs."""
+        if self.plan.study.measure in COSTS:
             return set()
         rows = [row for row in self.plan.rows if not self.plan.study.rows[row].reference]
         return best_of({row: self.scores(row, heading) for row in rows})
@@ -174,7 +183,20 @@ MEASURES: dict[Measure, tuple[str, str]] = {
     "auroc": ("AUROC", "Area under the ROC curve of the clients' own models, mean over clients"),
     "macro_f1": ("Macro F1", "Macro F1 of the clients' own models, mean over clients"),
     "milliseconds": ("Time", "Milliseconds a round, evaluation included, on the machine that ran it"),
+    "megabytes": ("Traffic", "Megabytes that all clients together send and receive, a round"),
+    "memory": (
+        "Memory",
+        "Megabytes at most: on a GPU those of the run, on a CPU those of the process, with all that ran in it before",
+    ),
 }
+
+
+def average_printed(numbers: Sequence[Number | None]) -> Number | None:
+    """Returns the mean of a paper's numbers, where it has one in every column."""
+    there = [number for number in numbers if number is not None]
+    if len(there) < len(numbers):
+        return None
+    return Number(round(mean(number.mean for number in there), 2), sure=all(number.sure for number in there))
 
 
 def measured(summaries: dict[int, dict[str, Any]], measure: Measure) -> dict[int, float]:
@@ -184,12 +206,18 @@ def measured(summaries: dict[int, dict[str, Any]], measure: Measure) -> dict[int
 
 
 def read_measure(summary: dict[str, Any], measure: Measure) -> float | None:
-    """Returns a measure of one run: accuracies in percent, times in milliseconds."""
+    """Returns a measure of one run: accuracies in percent, times in milliseconds, bytes in megabytes."""
     if measure in METRICS:
         score = summary["metrics"][measure]["test"]
         return None if score is None else 100 * score
     if measure == "milliseconds":
         return 1000 * float(summary["seconds"]["per_round"])
+    if measure == "megabytes":
+        sent = summary["communication"]
+        total = sum(float(sent[way]) for way in ("up_bytes", "down_bytes", "peer_bytes"))
+        return total / float(summary["rounds"]) / 1e6
+    if measure == "memory":
+        return float(summary["peak_memory_bytes"]) / 1e6
     scores = summary["accuracy"]
     value = scores.get(measure)
     if measure == "test_served":

@@ -19,7 +19,8 @@ from graft.experiments.reports.pages import Block, Page, Picture, Section, Table
 from graft.experiments.reports.study_figures import Drawing, study_figure
 from graft.experiments.reports.study_results import MEASURES, Entry, StudyResults
 from graft.experiments.reports.summary_table import Cell
-from graft.experiments.studies.study import Measure
+from graft.experiments.studies.paper_tables import Number
+from graft.experiments.studies.study import COSTS, Measure
 from graft.files import write_text
 
 DIFFERENCE = "mean difference"
@@ -30,26 +31,37 @@ Part = tuple[str, str, Sequence[str], list[Sequence[Any]]]  # heading, sentence,
 class StudyTable(StudyResults):
     """The results of a study as the texts of its files."""
 
-    def mean_difference(self, heading: str) -> str:
-        """Returns the mean over rows of how far ours is above the paper's number."""
-        differences = [
-            difference for row in self.plan.rows if (difference := self.entries[row, heading].difference) is not None
-        ]
-        return f"{mean(differences):+.2f}" if differences else ""
+    def mean_difference(self, heading: str, later: bool = False) -> str:
+        """Returns the mean over rows of how far ours is above the paper's number, or that of its later version."""
+        entries = [self.entries[row, heading] for row in self.plan.rows]
+        differences = [entry.later_difference if later else entry.difference for entry in entries]
+        there = [difference for difference in differences if difference is not None]
+        return f"{mean(there):+.2f}" if there else ""
 
     def text(self, row: str, heading: str) -> str:
-        """`ours ± deviation (paper, difference)`"""
+        """`ours ± deviation (paper, difference)`, with both versions of a paper that has two."""
         entry = self.entries[row, heading]
-        paper = "" if entry.paper is None else f"{entry.paper.mean:.2f}"
+        paper = self.printed_beside(entry)
         if entry.mean is None:
             ours = "failed" if entry.failed else "-"
             return f"{ours} ({paper})" if paper else ours
         ours = mean_std(entry)
         if paper:
-            ours += f" ({paper}, {entry.difference:+.2f})"
+            ours += f" ({paper})"
         if len(entry.values) < len(self.plan.seeds):
             ours += f" [{len(entry.values)} of {len(self.plan.seeds)} seeds]"
         return ours
+
+    def printed_beside(self, entry: Entry) -> str:
+        """Returns what the paper prints and how far ours is above it; of a version that prints the same, once."""
+        study = self.plan.study
+        if not study.later:
+            return "" if entry.paper is None else with_difference(entry.paper, entry.difference)
+        of_versions: dict[str, list[str]] = {}
+        for version, number in zip(study.versions, (entry.paper, entry.later), strict=True):
+            if number is not None:
+                of_versions.setdefault(with_difference(number, entry.above(number)), []).append(version)
+        return "; ".join(f"{' and '.join(versions)}: {words}" for words, versions in of_versions.items())
 
     @cached_property
     def figure(self) -> Drawing:
@@ -141,9 +153,13 @@ class StudyTable(StudyResults):
 
     def caption(self) -> str:
         words = f"{MEASURES[self.plan.study.measure][1]}; mean ± standard deviation over seeds."
-        words += f" {self.meaning_of_bold()}" if self.plan.study.measure != "milliseconds" else ""
+        words += "" if self.plan.study.measure in COSTS else f" {self.meaning_of_bold()}"
         if self.plan.study.paper:
-            words += " In brackets the paper's number and how far ours is above it; the last row is the mean of these."
+            whose = "number of each version of the paper" if self.plan.study.later else "paper's number"
+            last = "last rows are the means" if self.plan.study.later else "last row is the mean"
+            words += f" In brackets the {whose} and how far ours is above it; the {last} of these."
+        if any(not entry.paper.sure for entry in self.entries.values() if entry.paper is not None):
+            words += " A number with a question mark is lost in its place and was filled in from another table."
         if any(self.plan.study.rows[row].reference for row in self.plan.rows):
             words += " Centralised training is no competitor: it sees all data."
         return f"{words} {self.plan.study.note}".strip()
@@ -167,7 +183,7 @@ class StudyTable(StudyResults):
                 for heading in self.headings
             ]
             rows.append((row, *cells))
-        rows += self.last_row()
+        rows += self.last_rows()
         parts = [f"# {self.plan.name}", f"{self.plan.study.meaning}.", markdown_table(("", *self.headings), rows)]
         parts.append(self.caption())
         if self.figure.svg:
@@ -180,9 +196,16 @@ class StudyTable(StudyResults):
             parts += [markdown_table(head, body)] if head else []
         return "\n\n".join(parts) + "\n"
 
-    def last_row(self) -> list[Sequence[Any]]:
-        differences = [self.mean_difference(heading) for heading in self.headings]
-        return [(DIFFERENCE, *differences)] if any(differences) else []
+    def last_rows(self) -> list[Sequence[Any]]:
+        """Returns how far ours is above the paper, in the mean over rows; a line for each of its versions."""
+        study = self.plan.study
+        lines = dict(zip((f"{DIFFERENCE} to {version}" for version in study.versions), (False, True), strict=True))
+        lines = lines if study.later else {DIFFERENCE: False}
+        rows = [
+            (name, *(self.mean_difference(heading, later) for heading in self.headings))
+            for name, later in lines.items()
+        ]
+        return [row for row in rows if any(row[1:])]
 
     def csv(self) -> str:
         """Returns a line a method and column, for other programs."""
@@ -199,10 +222,12 @@ class StudyTable(StudyResults):
                     stdev(entry.by_nodes.values()) if len(entry.by_nodes) > 1 else None,
                     *((None, None) if entry.paper is None else (entry.paper.mean, entry.paper.deviation)),
                     entry.difference,
-                    None if entry.later is None else entry.later.mean,
+                    *((None, None) if entry.later is None else (entry.later.mean, entry.later.deviation)),
+                    entry.later_difference,
                     mean(entry.seconds) if entry.seconds else None,
                 ]
                 shown = ["" if number is None else f"{number:.4f}".rstrip("0").rstrip(".") for number in numbers]
+                shown.append("" if entry.paper is None else "yes" if entry.paper.sure else "no")
                 writer.writerow([row, self.plan.study.rows[row].method, dataset, clients, len(entry.values), *shown])
         return file.getvalue()
 
@@ -213,7 +238,7 @@ class StudyTable(StudyResults):
             [Cell(row), *(Cell(self.text(row, h), self.entries[row, h].mean, row in best[h]) for h in self.headings)]
             for row in self.plan.rows
         ]
-        rows += [[Cell(str(cell)) for cell in last] for last in self.last_row()]
+        rows += [[Cell(str(cell)) for cell in last] for last in self.last_rows()]
         blocks: list[Block] = [Table(("", *self.headings), rows, note=self.caption())]
         if self.figure.svg:
             blocks.append(Picture([self.figure.svg]))
@@ -249,7 +274,10 @@ CSV_HEAD = (
     "paper_deviation",
     "difference",
     "paper_later_version",
+    "paper_later_deviation",
+    "difference_later",
     "seconds",
+    "paper_sure",
 )
 
 
@@ -258,6 +286,12 @@ def mean_std(entry: Entry) -> str:
     if entry.mean is None:
         return "-"
     return f"{entry.mean:.2f}" + (f" ± {entry.deviation:.2f}" if entry.deviation is not None else "")
+
+
+def with_difference(printed: Number, difference: float | None) -> str:
+    """Returns a printed number, with a question mark where it is not sure, and how far ours is above it."""
+    words = f"{printed.mean:.2f}" + ("" if printed.sure else "?")
+    return words if difference is None else f"{words}, {difference:+.2f}"
 
 
 def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:

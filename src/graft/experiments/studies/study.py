@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from graft.data import default_root
 from graft.errors import InputError
-
-Printed = Mapping[str, Mapping[str, str]]  # row -> dataset -> a number for each count of clients, "-" for none
-
-
-@dataclass(frozen=True)
-class Number:
-    """An accuracy as printed."""
-
-    mean: float
-    deviation: float | None = None
-
-
-Paper = Mapping[tuple[str, str, int], Number]  # (row, dataset, clients)
-
-
-def numbers(printed: Printed, clients: Sequence[int] = (5, 10, 20)) -> dict[tuple[str, str, int], Number]:
-    """Returns the cells of a printed table."""
-    return {
-        (row, dataset, count): number(cell)
-        for row, datasets in printed.items()
-        for dataset, cells in datasets.items()
-        for count, cell in zip(clients, cells.split(), strict=True)
-        if cell != "-"
-    }
-
-
-def number(cell: str) -> Number:
-    """Returns a printed cell: a mean, perhaps with its deviation."""
-    mean, _, deviation = cell.partition("±")
-    return Number(float(mean), float(deviation) if deviation else None)
+from graft.experiments.studies.paper_tables import Number, Paper
 
 
 def curves(rows: Mapping[str, Variant], axis: str) -> dict[str, Any]:
@@ -46,8 +17,19 @@ def curves(rows: Mapping[str, Variant], axis: str) -> dict[str, Any]:
 
 
 Measure = Literal[
-    "test", "test_node_weighted", "test_global", "test_served", "test_trained", "milliseconds", "auroc", "macro_f1"
+    "test",
+    "test_node_weighted",
+    "test_global",
+    "test_served",
+    "test_trained",
+    "auroc",
+    "macro_f1",
+    "milliseconds",
+    "megabytes",
+    "memory",
 ]
+COSTS: tuple[Measure, ...] = ("milliseconds", "megabytes", "memory")  # no row is the best of a column by them
+ARXIV = {"ogbn-arxiv": {"split": "60/20/20"}}  # the papers' split of the one dataset that is not cut 20/40/40
 
 
 @dataclass(frozen=True)
@@ -75,7 +57,8 @@ class Study:
     on_request: tuple[str, ...] = ()  # datasets that run only when they are named
     on_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields that go with a dataset
     paper: Paper = field(default_factory=dict)
-    later: Paper = field(default_factory=dict)  # where a later version of the paper prints something else
+    later: Paper = field(default_factory=dict)  # what a later version of the paper prints
+    versions: tuple[str, str] = ("v1", "v2")  # how the two are called where there is a later one
     note: str = ""
     measure: Measure = "test"  # what the table shows
     beside: tuple[Measure, ...] = ()  # what further tables below it show
@@ -106,20 +89,22 @@ class Study:
 
 @dataclass(frozen=True)
 class Portrait:
-    """Heat maps of the data itself: nothing, or next to nothing, is trained."""
+    """Pictures of the data itself, or of who hears whom: next to nothing is trained."""
 
     meaning: str
     datasets: tuple[str, ...]
     clients: tuple[int, ...]
-    maps: tuple[Literal["labels", "homophily", "structure"], ...]
+    maps: tuple[Literal["labels", "homophily", "structure", "similarity"], ...] = ()
     experiment: Mapping[str, Any] = field(default_factory=dict)
     on_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     without: int | None = None  # a client that FedAvg is also trained without
+    links_of: tuple[str, ...] = ()  # methods without a server that are run for pictures of who hears whom
+    rounds: tuple[int, ...] = ()  # of which rounds
     note: str = ""
 
-    def values(self, dataset: str) -> dict[str, Any]:
-        """Returns the fields of the experiment whose data are shown."""
-        return {"method": "fedavg", **self.experiment, **self.on_dataset.get(dataset, {})}
+    def values(self, dataset: str, method: str = "fedavg") -> dict[str, Any]:
+        """Returns the fields of the experiment whose data are shown, or whose links."""
+        return {**self.experiment, **self.on_dataset.get(dataset, {}), "method": method}
 
 
 CENTRALISED = {"centralised": Variant("centralised", changes={"models": "gcn"}, reference=True)}
