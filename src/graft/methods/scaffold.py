@@ -14,7 +14,7 @@ from graft.federation.method import step
 from graft.federation.reveals import Reveals
 from graft.fields import Search
 from graft.methods.fedavg import FedAvg
-from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten
+from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, unsqueeze_to
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients, Replies
@@ -35,6 +35,7 @@ class SCAFFOLD(FedAvg):
 
     reveals: ClassVar = {"train/change": CONTROL}
     averages: ClassVar[tuple[str, ...]] = ("train/model", "train/change")
+    averaged: ClassVar[str | None] = "model"
 
     # eta_g: step of the server from its model towards the clients' mean.
     server_step: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 1.0
@@ -110,9 +111,14 @@ def votes(fleet: Fleet, average: Average) -> Tensor:
 
 def mean_gradient(fleet: Fleet, start: Weights, end: Weights, correction: Weights) -> Tree:
     """Option II: the mean gradient, weight decay included, of SGD's steps from start to end, less the correction."""
-    length = fleet.training.steps * fleet.training.learning_rate
+    length = fleet.steps * fleet.training.learning_rate
     before, after = (trainable(weights, fleet.model.frozen) for weights in (start, end))
-    return map_tree(lambda first, last, corrected: (first - last) / length - corrected, before, after, correction)
+
+    def mean(first: Tensor, last: Tensor, corrected: Tensor) -> Tensor:
+        steps = unsqueeze_to(length, first) if isinstance(length, Tensor) else length
+        return (first - last) / steps - corrected
+
+    return map_tree(mean, before, after, correction)
 
 
 def add_share(total: Weights, mean: Weights, share: float) -> Tree:
@@ -120,7 +126,7 @@ def add_share(total: Weights, mean: Weights, share: float) -> Tree:
     return map_tree(lambda leaf, change: leaf + share * change, total, mean)
 
 
-def towards(start: Weights, end: Weights, share: float, frozen: frozenset[str]) -> Tree:
+def towards(start: Weights, end: Weights, share: float | Tensor, frozen: frozenset[str]) -> Tree:
     """Interpolate linearly from one model to another; buffers are those of the other."""
     moved = dict(flatten(trainable(start, frozen)))
     return unflatten(
