@@ -22,9 +22,11 @@ from graft.federation.plug import takes_plugs
 from graft.fields import Search, search_spaces
 from graft.methods import METHODS, PLUGS
 
-TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state"}
-WITHOUT_SETTINGS = ("fedavg", "fedgcn", "fedmlp", "local", "loc_gcn", "centralised", "majority")
-SETTINGS_DEFINE_IT = ("dpsgd", "feddual", "lg_fedavg", "osgp")  # or trade accuracy for bytes or privacy
+SERVER = {"server_rate", "server_momentum", "server_tau"}  # searched where the server has an optimiser that reads them
+TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state", *SERVER}
+OF_A_SERVER = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")  # the settings are those of its optimiser
+WITHOUT_SETTINGS = ("fedavg", "fedgcn", "fedmlp", "local", "loc_gcn", "centralised", "majority", *OF_A_SERVER)
+SETTINGS_DEFINE_IT = ("dpsgd", "feddual", "fednova", "lg_fedavg", "osgp")  # or trade accuracy for bytes or privacy
 
 
 def candidate(method="fedprox", *, space=(), fix=(), search=(), **values):
