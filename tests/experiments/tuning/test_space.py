@@ -18,6 +18,7 @@ from graft.experiments.tuning.space import (
     parse_space,
     with_values,
 )
+from graft.experiments.tuning.subject import examine
 from graft.federation.plug import takes_plugs
 from graft.fields import Search, search_spaces
 from graft.methods import METHODS, PLUGS
@@ -120,6 +121,29 @@ def test_setting_of_some_methods_is_for_these_alone():
     assert prox.variant["settings"] == {"mu": 0.3}
     assert avg.variant["settings"] == {}
     assert set(prox.space) == set(avg.space) == TRAINING
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "searched"),
+    [
+        ("fedavg", {}, set()),
+        ("fedavg", {"server_optimizer": "sgd"}, {"server_rate"}),
+        ("fedavgm", {}, {"server_rate", "server_momentum"}),
+        ("fedadam", {}, SERVER),
+        ("fedadam", {"server_optimizer": "none"}, set()),
+    ],
+)
+def test_settings_of_the_server_are_searched_where_its_optimiser_reads_them(method, values, searched):
+    subject = examine(candidate(method, **values), Changes(), seed=0)
+    assert set(subject.space) & SERVER == set(subject.candidate.space) & SERVER == searched
+    assert set(subject.space) >= TRAINING - SERVER
+
+
+def test_settings_of_the_server_are_searched_beside_the_optimiser_itself():
+    both = candidate("fedavg", space=["server_optimizer=none,adam"])
+    assert set(examine(both, Changes(), seed=0).space) >= SERVER
+    with pytest.raises(InputError, match="nothing to search for fedavg"):
+        examine(candidate("fedavg", search=["server_rate"]), Changes(), seed=0)
 
 
 def test_plug_is_named_after_its_host():
