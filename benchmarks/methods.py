@@ -1,24 +1,31 @@
 """Graft against the same work client by client with stock PyG layers, in one run.
 
 `fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
-averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
+averaging, and a score of every local model. `fedadam`, `feddyn` and `fednova` run whole rounds with one. `fedtad_server` runs what FedTAD's server does in a round, with the models
 of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
 machine disturbs both.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
+from loop_averaging import LoopFedAdam, LoopFedDyn, LoopFedNova
 from loop_fedgkc import LoopFedGKC
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
+from graft.federation.method import Method
+from graft.federation.server_optimizer_names import suiting_optimizer
+from graft.methods.feddyn import FedDyn
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
+from graft.methods.fednova import FedNova
+from graft.methods.fedopt import FedAdam
 from graft.methods.fedtad import FedTADPaper
 
 
@@ -27,9 +34,18 @@ def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> G
     return GraftSide(make_setup(method, graphs, device, "architectures"))
 
 
+def graft_one_model(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """A method in Graft whose clients all train a GCN, with the server's optimiser that it sets."""
+    optimizer = suiting_optimizer(method.experiment_defaults.get("server_optimizer", "none"))
+    return GraftSide(replace(make_setup(method, graphs, device), server_optimizer=optimizer))
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
     "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
+    "fedadam": (FedAdam(), LoopFedAdam, graft_one_model),
+    "feddyn": (FedDyn(), LoopFedDyn, graft_one_model),
+    "fednova": (FedNova(), LoopFedNova, graft_one_model),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
 }
 
