@@ -7,6 +7,7 @@ round, with the models of all clients on one synthetic graph, and scores the cor
 alternate, so that a busy machine disturbs both.
 averaging, and a score of every local model. `fgssl` runs whole rounds of one architecture, and `adafgl` those in which
 clients train alone, after one of FedAvg. `fedtad_server` runs what FedTAD's server does in a round, with the models
+averaging, and a score of every local model. `fedadam`, `feddyn` and `fednova` run whole rounds with one. `fedtad_server` runs what FedTAD's server does in a round, with the models
 of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
 machine disturbs both.
 averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
@@ -17,6 +18,7 @@ both.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
 from loop_adafgl import LoopAdaFGL
+from loop_averaging import LoopFedAdam, LoopFedDyn, LoopFedNova
 from loop_fedgkc import LoopFedGKC
 from loop_personal import LoopDitto, LoopFedBN, LoopFedRep, LoopPFedMe
 from loop_fgssl import LoopFGSSL
@@ -38,6 +41,11 @@ from graft.methods.adafgl import AdaFGL
 from graft.methods.fed_pub import FedPUB
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedrep import FedRep
+from graft.federation.server_optimizer_names import suiting_optimizer
+from graft.methods.feddyn import FedDyn
+from graft.methods.fedgkc import FedGKC, FedGKCPaper
+from graft.methods.fednova import FedNova
+from graft.methods.fedopt import FedAdam
 from graft.methods.fedtad import FedTADPaper
 from graft.methods.pfedme import PFedMe
 from graft.methods.fgssl import FGSSL
@@ -73,6 +81,10 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that
     "fedbn": (FedBN(), LoopFedBN, graft_gin),
     """A method in Graft, with one architecture."""
     return GraftSide(make_setup(method, graphs, device))
+def graft_one_model(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """A method in Graft whose clients all train a GCN, with the server's optimiser that it sets."""
+    optimizer = suiting_optimizer(method.experiment_defaults.get("server_optimizer", "none"))
+    return GraftSide(replace(make_setup(method, graphs, device), server_optimizer=optimizer))
 
 
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
@@ -80,6 +92,9 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
     "fgssl": (FGSSL(), LoopFGSSL, graft_gcn),
     "adafgl": (AdaFGL(extractor_share=0.01), LoopAdaFGL, graft_gcn),
+    "fedadam": (FedAdam(), LoopFedAdam, graft_one_model),
+    "feddyn": (FedDyn(), LoopFedDyn, graft_one_model),
+    "fednova": (FedNova(), LoopFedNova, graft_one_model),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
     "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, graft_gcn),
 }

@@ -149,19 +149,35 @@ def test_a_server_is_told_the_scores_that_parties_have_themselves(banks, tmp_pat
         assert own == [record["per_client"]["test"][position] for record in rounds]
 
 
+def server_state(banks, folder, **settings):
+    """What the server keeps in the end where parties train with FedAvg."""
+    folder.mkdir()
+    federation = Federation(folder, banks, content_of("fedavg", **settings))
+    federation.serve()
+    for name in BANKS:
+        federation.join(name, None)
+    federation.wait()
+    assert not federation.errors
+    return RunDirectory(folder / "coordinator").load().server
+
+
 def test_a_server_takes_the_average_that_the_file_names(banks, tmp_path):
-    models = {}
-    for average in ("mean", "median", "trimmed:0.34"):
-        (tmp_path / average).mkdir()
-        federation = Federation(tmp_path / average, banks, content_of("fedavg", experiment__average=average))
-        federation.serve()
-        for name in BANKS:
-            federation.join(name, None)
-        federation.wait()
-        assert not federation.errors
-        models[average] = RunDirectory(tmp_path / average / "coordinator").load().server.model
+    models = {
+        average: server_state(banks, tmp_path / average, experiment__average=average).model
+        for average in ("mean", "median", "trimmed:0.34")
+    }
     assert gap(models["median"], models["trimmed:0.34"]) < 1e-6  # of three, both leave the middle one
     assert gap(models["median"], models["mean"]) > 1e-3
+
+
+def test_a_server_steps_as_the_file_names_and_parties_need_not_know(banks, tmp_path):
+    states = {
+        name: server_state(banks, tmp_path / name, experiment__server_optimizer=name)
+        for name in ("none", "sgd", "adam")
+    }
+    assert gap(states["none"], states["sgd"]) < 1e-6  # at a rate of 1
+    assert gap(states["none"].model, states["adam"].model) > 1e-3
+    assert set(states["adam"].server_optimizer) == {"direction", "square"}
 
 
 def test_who_does_not_approve_sends_nothing_and_the_others_go_on(banks, tmp_path):

@@ -358,3 +358,59 @@ def test_state_that_does_not_belong_to_the_weights_is_refused_before_a_kernel_re
     with pytest.raises(ValueError, match="has the shape"):
         fit(wider, bowl, training, state)
     fit(start, bowl, training, state)  # what belongs is taken
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
+def test_clients_that_are_done_early_end_where_they_would_alone(optimizer):
+    """Weights, moments and last losses are those of as many epochs."""
+    weights, epochs = make_weights(), torch.tensor([1, 4, 2])
+    training = Training(epochs=4, optimizer=optimizer, learning_rate=0.05, weight_decay=0.1)
+    part = Part(weights, lambda parts, _: bowl(parts.one))
+    together = loop.fit({"one": part}, training, epochs=epochs)
+    for client, count in enumerate(epochs.tolist()):
+        rows = slice(client, client + 1)
+        own, target = select_clients(weights, rows), TARGETS[rows]
+        part = Part(own, lambda parts, _, target=target: bowl(parts.one, target))
+        alone = loop.fit({"one": part}, replace(training, epochs=count))
+        assert gap(select_clients(together.weights.one, rows), alone.weights.one) < 1e-6
+        assert gap(select_clients(together.states.one, rows), alone.states.one) < 1e-6
+        assert gap({"": together.losses["one"][rows]}, {"": alone.losses["one"]}) < 1e-6
+    everybody = loop.fit({"one": Part(weights, lambda parts, _: bowl(parts.one))}, training)
+    assert gap(together.weights.one, everybody.weights.one) > 1e-3
+
+
+def test_buffers_of_clients_that_are_done_stay():
+    def counting(parts, _):
+        parts.one.seen.add_(1)
+        return parts.one.x.square()
+
+    weights = Tree(x=torch.ones(3), seen=torch.zeros(3, dtype=torch.int64))
+    part = Part(weights, counting)
+    fitted = loop.fit({"one": part}, Training(epochs=3), epochs=torch.tensor([1, 3, 2]))
+    assert fitted.weights.one.seen.tolist() == [1, 3, 2]
+    assert loop.fit({"one": part}, Training(epochs=3)).weights.one.seen.tolist() == [3, 3, 3]
+
+
+def test_every_client_draws_its_epochs_anew_in_every_round_whoever_is_beside_it():
+    setup = toy_setup(FedAvg(), epochs=4, least_epochs=2, batches=2)
+    drawn = [setup.fleet([0, 1, 2]).for_call(number, "train").steps.tolist() for number in range(60)]
+    assert {steps for row in drawn for steps in row} == {4, 6, 8}  # two batches an epoch
+    assert all(abs(sum(column) / 60 - 6) < 1 for column in zip(*drawn, strict=True))
+    assert len({tuple(row) for row in drawn}) > 10
+    alone = [setup.fleet([1]).for_call(number, "other step").steps.tolist() for number in range(60)]
+    assert [row[1:2] for row in drawn] == alone
+    other = replace(setup, seed=1)
+    assert drawn != [other.fleet([0, 1, 2]).for_call(number, "train").steps.tolist() for number in range(60)]
+    assert toy_setup(FedAvg(), epochs=4, batches=2).fleet([0]).steps == 8
+    assert toy_setup(FedAvg(), epochs=4, least_epochs=4).fleet([0]).steps == 4
+
+
+@pytest.mark.parametrize("models", ["gcn", "gcn,sage"])
+def test_a_fleet_with_different_epochs_equals_its_clients_one_by_one(models):
+    setup = toy_setup(Local(), models=models, epochs=4, least_epochs=1, dropout=0.5, batches=2)
+    together = run_rounds(setup, rounds=3)
+    alone = run_rounds(setup, rounds=3, engine=InProcess(setup, alone=True))
+    for client in range(3):
+        assert gap(together.client(client), alone.client(client)) < 1e-5
+    even = run_rounds(replace(setup, training=replace(setup.training, least_epochs=0)), rounds=3)
+    assert gap(together.client(0).model, even.client(0).model) > 1e-4

@@ -24,6 +24,7 @@ from graft.experiments.own_data import with_written
 from graft.federation.average_names import parse_average
 from graft.federation.method import Method
 from graft.federation.metric_names import check_positive, parse_metrics
+from graft.federation.server_optimizer_names import server_optimizer_of
 from graft.federation.setup import Setup
 from graft.models import assign_models
 from graft.models.assigned import AssignedModels, different_models
@@ -85,6 +86,7 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
         device=experiment.torch_device(),
         participation=experiment.participation if len(graphs) > 1 else 1.0,
         average=parse_average(experiment.average),
+        server_optimizer=server_optimizer_of(experiment),
         membership=placement.membership,
         scoring=None if placement.scoring is None else for_engine(placement.scoring, experiment),
         scoring_membership=placement.scoring_membership,

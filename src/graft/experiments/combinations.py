@@ -14,6 +14,7 @@ from graft.experiments.make_method import name_of
 from graft.federation.average_names import parse_average, takes_averages
 from graft.federation.method import Method
 from graft.federation.peers import PeerMethod
+from graft.federation.server_optimizer_names import NONE, takes_server_optimizer
 from graft.federation.topologies import Topology
 from graft.methods import METHODS
 from graft.models import NATIVE, build_model, parse_model
@@ -35,6 +36,7 @@ def check_combination(experiment: Experiment, method: Method) -> None:
             f"Method '{name_of(method)}' trains on whole graphs only: batches must be 1, not {experiment.batches}."
         )
     check_average(experiment, method)
+    check_server_optimizer(experiment, method)
     check_data_settings(experiment)
     check_evaluate_clients(experiment, method)
     check_one_model(experiment, method)
@@ -49,6 +51,8 @@ def suited(values: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
         dropped["score"] = "personal"
     if not takes_averages(kind):
         dropped["average"] = "mean"
+    if not takes_server_optimizer(kind):
+        dropped["server_optimizer"] = NONE
     return {**values, **dropped}
 
 
@@ -64,6 +68,16 @@ def check_average(experiment: Experiment, method: Method) -> None:
             f"to take means of them, or nothing: use mean, or one of {able}."
         )
     how.check(max(1, int(experiment.participation * experiment.clients + 1e-9)))
+
+
+def check_server_optimizer(experiment: Experiment, method: Method) -> None:
+    """Refuses an optimiser at the server where a method keeps no average that it could step towards."""
+    if experiment.server_optimizer != NONE and not takes_server_optimizer(type(method)):
+        able = ", ".join(METHODS.matching(takes_server_optimizer))
+        raise InputError(
+            f"server_optimizer is {experiment.server_optimizer}, but the server of method '{name_of(method)}' keeps no "
+            f"average of its clients' models: use none, or one of {able}."
+        )
 
 
 def check_data_settings(experiment: Experiment) -> None:

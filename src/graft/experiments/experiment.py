@@ -19,6 +19,7 @@ from graft.experiments.validation import validated
 from graft.federation import check_topology
 from graft.federation.average_names import parse_average
 from graft.federation.metric_names import parse_metrics
+from graft.federation.server_optimizer_names import NONE, suiting_defaults
 from graft.fields import Search, check_fields
 from graft.methods import METHODS, PLUGS
 from graft.models import MODELS, list_models, parse_model
@@ -95,6 +96,9 @@ class Experiment:
     head: Annotated[Literal["linear", "conv"], Doc("linear or conv.")] = "linear"
     rounds: Annotated[int, Ge(1), Le(LONG), Doc("Rounds of the federation.")] = 100
     epochs: Annotated[int, Ge(1), Le(LONG), Search(1, 10, log=True), Doc("Local epochs a round.")] = 3
+    least_epochs: Annotated[
+        int, Ge(0), Le(LONG), Doc("Each client draws its epochs in every round, from so many on; 0: all take epochs.")
+    ] = 0
     batches: Annotated[int, Ge(1), Le(LONG), Doc("Steps an epoch, each on a part of a client's nodes.")] = 1
     loss: Annotated[Literal["cross_entropy", "focal"], Doc("cross_entropy or focal, for rare classes.")] = (
         "cross_entropy"
@@ -124,6 +128,16 @@ class Experiment:
     average: Annotated[
         str, Doc("What the server takes over clients: mean, or robust ones: median, trimmed:0.2, krum:1, multi_krum:1.")
     ] = "mean"
+    server_optimizer: Annotated[
+        Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"],
+        Doc("How the server steps to the average: none takes it; sgd, momentum, adam, yogi or adagrad."),
+    ] = "none"
+    server_rate: Annotated[
+        float, Gt(0), Search(1e-3, 1.0, log=True), Doc("Step size of the server's optimiser; 0.03 with adaptive ones.")
+    ] = 1.0
+    server_momentum: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.95), Doc("Share of its direction it keeps.")] = 0.9
+    server_beta2: Annotated[float, Ge(0), Lt(1), Doc("Share of its mean square that it keeps: adam, yogi.")] = 0.99
+    server_tau: Annotated[float, Gt(0), Search(1e-5, 1e-1, log=True), Doc("Added to the mean square's root.")] = 1e-3
     participation: Annotated[float, Gt(0), Le(1), Doc("Share of the clients in a round.")] = 1.0
     topology: Annotated[
         str,
@@ -173,6 +187,8 @@ class Experiment:
         check_fields(self)
         if self.perturbed_clients != "all":
             self.perturbation.client_ids(self.clients)
+        if self.least_epochs > self.epochs:
+            raise InputError(f"least_epochs is {self.least_epochs}, but a client takes at most {self.epochs} epochs.")
         parse_memory(self.memory)
         parse_metrics(self.metric)
         parse_average(self.average)
@@ -263,6 +279,7 @@ class ExperimentSettings(TypedDict, total=False):
     head: Literal["linear", "conv"]
     rounds: int
     epochs: int
+    least_epochs: int
     batches: int
     loss: Literal["cross_entropy", "focal"]
     focal_gamma: float
@@ -274,6 +291,11 @@ class ExperimentSettings(TypedDict, total=False):
     seed: int
     weight_by: Literal["nodes", "train", "uniform"]
     average: str
+    server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"]
+    server_rate: float
+    server_momentum: float
+    server_beta2: float
+    server_tau: float
     participation: float
     topology: str
     metric: str
@@ -297,15 +319,16 @@ class ExperimentSettings(TypedDict, total=False):
 def make_experiment(values: Mapping[str, Any]) -> Experiment:
     """Checks values against the fields of an experiment and refuses what does not fit.
 
-    What nobody says is as the method sets it, or else the experiment's default. Files of your own are kept by their
-    absolute paths.
+    What nobody says is as the method sets it, or suits the server's optimiser, or else the experiment's default. Files
+    of your own are kept by their absolute paths.
     """
     try:
         method: type[Method] | None = METHODS[str(values.get("method", Experiment.method))]
     except UnknownName:  # of an object that is given in Python, or a mistake that `make_method` refuses
         method = None
-    defaults = method.experiment_defaults if method else {}
-    return resolved(draft_experiment({**defaults, **values}))
+    chosen = {**(method.experiment_defaults if method else {}), **values}
+    suiting = suiting_defaults(str(chosen.get("server_optimizer", NONE)))
+    return resolved(draft_experiment({**suiting, **chosen}))
 
 
 def draft_experiment(values: Mapping[str, Any]) -> Experiment:

@@ -26,6 +26,7 @@ from graft.experiments.federation_file import FederationFile
 from graft.experiments.make_method import name_of
 from graft.federation.average_names import parse_average
 from graft.federation.metric_names import parse_metrics
+from graft.federation.server_optimizer_names import NONE, server_optimizer_of
 from graft.federation.setup import Setup
 from graft.models import Model
 
@@ -74,6 +75,7 @@ def server_setup(file: FederationFile) -> Setup:
         device=torch.device("cpu"),
         participation=experiment.participation,
         average=parse_average(experiment.average),
+        server_optimizer=server_optimizer_of(experiment),
         rounds=experiment.rounds,
         names=file.parties,
         metrics=parse_metrics(experiment.metric),
@@ -109,6 +111,7 @@ def own_experiment(file: FederationFile, model: str | None, device: Device, thre
         threads=threads,
         participation=1.0,
         average="mean",  # which is the server's to take
+        server_optimizer=NONE,  # as is this step
         patience=0,
         topology="",
         checkpoint_every=1,

@@ -18,7 +18,7 @@ from graft.graphs.fleet_graph import FleetGraph
 from graft.graphs.node_subset import gather_nodes
 from graft.models.architecture import LayeredModel, Model, Output
 from graft.models.heterogeneous import Heterogeneous
-from graft.tensors.randomness import SeedBuffer, Stream, index_tensor, seed_for, streams
+from graft.tensors.randomness import GOLDEN, SeedBuffer, Stream, index_tensor, scramble, seed_for, streams
 from graft.tensors.trees import Owners, Tree, Weights, broadcast_tree, map_tree, unsqueeze_to
 from graft.training.loop import Part, Turn, fit
 from graft.training.losses import focal, log_softmax
@@ -170,9 +170,10 @@ class Fleet:
     ) -> Tree:
         """Trains one model for the experiment's local epochs; `loss(weights, fleet)` gives one number a client.
 
-        `name` tells apart the optimisers of a method that trains several models. `frozen` are paths that are not
-        trained: those of this fleet's architecture, unless given because its weights are a branch of a larger tree.
-        `training` takes the place of the experiment's, for a method to which its optimiser belongs.
+        With `least_epochs` each client draws how many of these it takes. `name` tells apart the optimisers of a method
+        that trains several models. `frozen` are paths that are not trained: those of this fleet's architecture, unless
+        given because its weights are a branch of a larger tree. `training` takes the place of the experiment's, for a
+        method to which its optimiser belongs.
         """
         paths = {} if frozen is None else {name: frozen}
         losses: dict[str, Loss] = {name: lambda models, batch: loss(models[name], batch)}
@@ -198,12 +199,26 @@ class Fleet:
         }
         settings = training or self.training
         if epochs is not None:
-            settings = replace(settings, epochs=epochs)
-        fitted = fit(parts, settings, self._batches if settings.batches > 1 else self._full_batch, self.owners)
+            settings = replace(settings, epochs=epochs, least_epochs=0)
+        turns = self._batches if settings.batches > 1 else self._full_batch
+        fitted = fit(parts, settings, turns, self.owners, self._epochs(settings) if settings.uneven else None)
         self.call.losses.update(fitted.losses)
         if settings.optimizer_state == "persistent":
             optimizers.update(fitted.states)
         return fitted.weights
+
+    def _epochs(self, settings: Training) -> Tensor:
+        """Returns how many epochs each client takes in this round, int64 [clients]: the same in all of its steps."""
+        seed = scramble(self.round * GOLDEN + seed_for(self.seed, "epochs"))
+        drawn = streams(self.device, seed, self.clients).uniform(1).squeeze(1)
+        return settings.least_epochs + (drawn * (1 + settings.epochs - settings.least_epochs)).long()
+
+    @property
+    def steps(self) -> int | Tensor:
+        """Returns how many steps of the experiment's training a client takes in this round: one number for all, or
+        int64 [clients] where they differ."""
+        settings = self.training
+        return self._epochs(settings) * settings.batches if settings.uneven else settings.steps
 
     def _full_batch(self, epoch: int) -> list[Turn]:  # noqa: ARG002
         return [Turn(self, self.data.without_labels)]

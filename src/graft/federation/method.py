@@ -97,6 +97,9 @@ class Method:
     # Fields of replies, as "step/field", that the server only puts on record: where clients are organisations they stay
     # with them, and the server reads NaN. They count for subclasses as those of `averages` do.
     logged: ClassVar[tuple[str, ...]] = ()
+    # The branch of the server's state that is an average of clients' models and starts the next round: the server's
+    # optimiser may step towards it. A class with a `round` or an `aggregate` of its own declares its own.
+    averaged: ClassVar[str | None] = None
     # What leaves a client, as "step/field": see `graft.federation.reveals`; declarations of base classes count, too,
     # unless None takes them back.
     reveals: ClassVar[Mapping[str, Reveals | None]] = {
@@ -109,13 +112,13 @@ class Method:
     }
 
     def __init_subclass__(cls) -> None:
-        """Takes the `averages` and the `logged` of base classes back where what reads them was replaced: it may need
-        more than means, or than nothing."""
+        """Takes the `averages`, the `logged` and the `averaged` of base classes back where what they are about was
+        replaced: it may need more than means, or than nothing, or keep something else."""
         super().__init_subclass__()
-        for name in ("averages", "logged"):
+        for name in ("averages", "logged", "averaged"):
             deciding = next(base for base in cls.__mro__ if {name, "round", "aggregate"} & vars(base).keys())
             if name not in vars(deciding):
-                setattr(cls, name, ())
+                setattr(cls, name, vars(Method)[name])
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -127,6 +130,10 @@ class Method:
     def model(self, architecture: Model) -> Model:
         """Returns the architecture that clients train, and the server knows, where the experiment names this one."""
         return architecture
+
+    def averaged_model(self, server: Server) -> Model:
+        """Returns the architecture whose weights, all or some, the `averaged` branch holds."""
+        return server.models[0]
 
     def place(self, federation: FederationData) -> Placement:
         """Returns the graphs to train on: every client's own, scored as they were before any perturbation."""
@@ -150,7 +157,8 @@ class Method:
 
     def conduct(self, server: Server, clients: Clients, topology: Topology | None = None) -> LinkRecord:  # noqa: ARG002
         """Runs one round; returns the links along which peers exchanged, if there were any."""
-        self.round(server, clients)
+        with server.optimizing(self):
+            self.round(server, clients)
         return {}
 
     def evaluate(self, server: Server, clients: Clients) -> Tree:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from graft.errors import InputError
-from graft.federation.method import Method
+from graft.federation.method import LinkRecord, Method
 from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, select_clients, write_rows
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients, Replies
     from graft.federation.server import Server
+    from graft.federation.topologies import Topology
 
 
 class Aggregates(Protocol):
@@ -50,6 +51,11 @@ class Plug(Method):
     def start_plug(self, server: Server) -> None:
         """Sets what the plug keeps at the server, beside the state of the host."""
 
+    def conduct(self, server: Server, clients: Clients, topology: Topology | None = None) -> LinkRecord:  # noqa: ARG002
+        """Runs one round; the server's optimiser steps within it, between the aggregation and what the plug does."""
+        self.round(server, clients)
+        return {}
+
     def round(self, server: Server, clients: Clients) -> None:
         server.cache["plugged"] = False
         super().round(server, clients)
@@ -57,7 +63,8 @@ class Plug(Method):
             raise InputError("A plug works on what its host aggregates, and this one's round calls no `aggregate`.")
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:
-        cast("Aggregates", super()).aggregate(server, clients, replies)
+        with server.optimizing(self):
+            cast("Aggregates", super()).aggregate(server, clients, replies)
         self.after_aggregation(server, clients, replies)
         server.cache["plugged"] = True
 
@@ -85,6 +92,7 @@ def plugged(host: type[Method], plug: type[Plug]) -> type[Method]:
             "host": host,
             "plug": plug,
             "capturable": host.capturable and plug.capturable,
+            "averaged": host.averaged,
         }
         kind: Any = type(f"{host.__name__}With{plug.__name__}", (plug, host), namespace)
         PLUGGED[host, plug] = dataclass(frozen=True)(kind)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,19 @@ import torch
 from torch import Tensor
 
 from graft.errors import InputError
+from graft.federation import server_optimizers
 from graft.federation.fleet import initial_weights
+from graft.federation.server_optimizer_names import ServerOptimizer
 from graft.models.architecture import Model
 from graft.models.assigned import different_models
 from graft.tensors.randomness import SeedBuffer, Stream, seed_for, streams
 from graft.tensors.trees import Tree, map_tree
 
 if TYPE_CHECKING:
+    from graft.federation.method import Method
     from graft.federation.setup import Setup
+
+MOMENTS = "server_optimizer"  # the branch of the state with the moments of its optimiser
 
 
 @dataclass
@@ -34,6 +40,7 @@ class Server:
     state: Tree = field(default_factory=Tree)
     cache: dict[Any, Any] = field(default_factory=dict)  # values on the host, made of state and never saved
     records: dict[str, Any] = field(default_factory=dict)
+    optimizer: ServerOptimizer | None = None  # steps towards the average of a round, instead of taking it
     seeds: SeedBuffer | None = None  # where seeds and the round's number come from while a round is captured
     _number: int = 0  # of the round; a method that read it in a captured round would read the same for ever
 
@@ -41,10 +48,46 @@ class Server:
     def of(cls, setup: Setup) -> Server:
         """Returns the server of a federation, with the state that its method starts from."""
         server = cls(
-            setup.models, setup.seed, setup.device, setup.architecture, setup.features, setup.classes, setup.rounds
+            setup.models,
+            setup.seed,
+            setup.device,
+            setup.architecture,
+            setup.features,
+            setup.classes,
+            setup.rounds,
+            optimizer=setup.server_optimizer,
         )
         setup.method.start_server(server)
+        server.start_optimizer(setup.method)
         return server
+
+    def start_optimizer(self, method: Method) -> None:
+        """Sets the moments of the server's optimiser, if it has one; refuses a method that has nothing to step."""
+        if self.optimizer is None:
+            return
+        if method.averaged not in self.state:
+            raise InputError(
+                f"server_optimizer is {self.optimizer.name}, but with these settings {type(method).__name__} keeps no "
+                "average at the server: use none."
+            )
+        frozen = method.averaged_model(self).frozen
+        moments = server_optimizers.start_moments(self.optimizer, self.state[method.averaged], frozen)
+        if moments:
+            self.state[MOMENTS] = moments
+
+    @contextmanager
+    def optimizing(self, method: Method) -> Iterator[None]:
+        """Steps from the averaged model of before towards the one that the method makes meanwhile."""
+        if self.optimizer is None or method.averaged is None:
+            yield
+            return
+        before = self.state[method.averaged]
+        yield
+        average, moments = self.state[method.averaged], self.state.get(MOMENTS, Tree())
+        frozen = method.averaged_model(self).frozen
+        self.state[method.averaged], moments = server_optimizers.step(self.optimizer, before, average, moments, frozen)
+        if moments:
+            self.state[MOMENTS] = moments
 
     @property
     def clients(self) -> int:

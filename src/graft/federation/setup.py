@@ -16,6 +16,7 @@ from graft.federation.fleet import Call, Fleet, cached_call
 from graft.federation.labels import build_batches, build_data
 from graft.federation.method import Method
 from graft.federation.metric_names import ACCURACY
+from graft.federation.server_optimizer_names import ServerOptimizer
 from graft.federation.topologies import Topology
 from graft.models import Model, build_model
 from graft.models.architecture import LayeredModel
@@ -41,6 +42,7 @@ class Setup:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     participation: float = 1.0
     average: Average = MEAN  # that servers take over clients
+    server_optimizer: ServerOptimizer | None = None  # steps towards their average; None: takes it as it is
     scoring: Sequence[Graph] | None = None  # the graphs that models are scored on, where they train on others
     capture: bool = True  # on a GPU, capture rounds and steps as CUDA graphs
     topology: Topology | None = None  # along which peers exchange, instead of what their method would choose

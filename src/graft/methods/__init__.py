@@ -23,9 +23,15 @@ METHOD_FAMILIES = {
     "One model, a server": Family(
         "All clients train one architecture, and a server makes one model of what they send.",
         {
+            "fedadagrad": "graft.methods.fedopt:FedAdagrad",
+            "fedadam": "graft.methods.fedopt:FedAdam",
             "fedavg": "graft.methods.fedavg:FedAvg",
+            "fedavgm": "graft.methods.fedopt:FedAvgM",
             "feddc": "graft.methods.feddc:FedDC",
+            "feddyn": "graft.methods.feddyn:FedDyn",
+            "fednova": "graft.methods.fednova:FedNova",
             "fedprox": "graft.methods.fedprox:FedProx",
+            "fedyogi": "graft.methods.fedopt:FedYogi",
             "moon": "graft.methods.moon:MOON",
             "scaffold": "graft.methods.scaffold:SCAFFOLD",
         },

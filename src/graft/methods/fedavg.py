@@ -26,6 +26,7 @@ class FedAvg(Method):
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {"train/model": MODEL, "train/weight": VOTE}
     averages: ClassVar[tuple[str, ...]] = ("train/model",)
+    averaged: ClassVar[str | None] = "model"
 
     def start_server(self, server: Server) -> None:
         server.state.model = server.initial()

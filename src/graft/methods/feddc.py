@@ -46,6 +46,7 @@ class FedDC(FedAvg):
         "train/drift_norm": Reveals("norm of the sum of the client's updates so far"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/model", "train/change")
+    averaged: ClassVar[str | None] = "model"
     logged: ClassVar[tuple[str, ...]] = ("train/drift_norm",)
 
     # Weight of the pull towards the received model less the client's drift.

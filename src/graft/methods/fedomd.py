@@ -59,6 +59,7 @@ class FedOMD(FedAvg):
         "train/weight": replace(VOTE, when=WITHOUT_MOMENTS),
     }
     averages: ClassVar[tuple[str, ...]] = ("means/mean", "moments/moments", "match/model", "train/model")
+    averaged: ClassVar[str | None] = "model"
     logged: ClassVar[tuple[str, ...]] = ("match/discrepancy",)
 
     # Weight of the pull of the layers towards orthogonal matrices.

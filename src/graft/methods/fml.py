@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
+    from graft.models.architecture import Model
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class FML(Method):
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {"train/meme": MODEL, "train/weight": replace(VOTE, when="if weighting is by_weight")}
     averages: ClassVar[tuple[str, ...]] = ("train/meme",)
+    averaged: ClassVar[str | None] = "meme"
 
     # Share of the labels in the local model's loss, beside distillation.
     alpha: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
@@ -45,8 +47,11 @@ class FML(Method):
     kd_nodes: Annotated[Nodes, Search(choices=("train", "all"))] = "train"
     weighting: Literal["uniform", "by_weight"] = "uniform"  # memes count alike, or by the experiment's weight_by
 
+    def averaged_model(self, server: Server) -> Model:
+        return server.architecture(self.meme)
+
     def start_server(self, server: Server) -> None:
-        server.state.meme = server.initial(server.architecture(self.meme))
+        server.state.meme = server.initial(self.averaged_model(server))
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.meme)

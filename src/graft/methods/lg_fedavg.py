@@ -33,6 +33,7 @@ class LGFedAvg(Method):
         "train/weight": VOTE,
     }
     averages: ClassVar[tuple[str, ...]] = ("train/shared",)
+    averaged: ClassVar[str | None] = "shared"
 
     share: Literal["head", "all", "nothing"] = "head"  # what is sent: "all" is FedAvg, "nothing" is local training
 

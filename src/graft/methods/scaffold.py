@@ -4,7 +4,7 @@ learning. ICML 2020."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from annotated_types import Gt
@@ -14,7 +14,7 @@ from graft.federation.method import step
 from graft.federation.reveals import Reveals
 from graft.fields import Search
 from graft.methods.fedavg import FedAvg
-from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten
+from graft.tensors.trees import Tree, Weights, flatten, inner_product, map_tree, trainable, unflatten, unsqueeze_to
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients, Replies
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graft.training.optimizers import Training
 
 Average = Literal["uniform", "votes"]
+Number = TypeVar("Number", float, Tensor)
 CONTROL = Reveals("change of the client's control variate: a gradient of its loss, less the one before", model=True)
 
 
@@ -36,6 +37,7 @@ class SCAFFOLD(FedAvg):
 
     reveals: ClassVar = {"train/change": CONTROL}
     averages: ClassVar[tuple[str, ...]] = ("train/model", "train/change")
+    averaged: ClassVar[str | None] = "model"
 
     # eta_g: step of the server from its model towards the clients' mean.
     server_step: Annotated[float, Gt(0), Search(0.1, 2.0, log=True)] = 1.0
@@ -120,23 +122,33 @@ def fit_and_average(
     With momentum every gradient counts by how far it moved the model, and where the velocity of earlier rounds moved it
     does not count.
     """
-    frozen = fleet.model.frozen
+    frozen, steps, rate = fleet.model.frozen, fleet.steps, training.learning_rate
     momentum = training.momentum if training.optimizer == "momentum" else 0.0
     before = trainable(start, frozen)
     carried = fleet.state.get("optimizer", Tree()).get("model", Tree()).get("velocity")
     if carried is not None:  # from now, since the steps change it in place
-        share = training.learning_rate * sum(momentum**number for number in range(1, training.steps + 1))
-        before = map_tree(lambda leaf, velocity: leaf - share * velocity, before, carried)
+        reach = rate * decayed_steps(steps, momentum)
+        before = map_tree(lambda leaf, velocity: leaf - per_row(reach, leaf) * velocity, before, carried)
     model = fleet.fit(start, loss, training=training)
-    length = training.learning_rate * path_length(training.steps, momentum)
+    length = rate * path_length(steps, momentum)
     moved = map_tree(torch.sub, before, trainable(model, frozen))
-    return model, map_tree(lambda leaf, corrected: leaf / length - corrected, moved, correction)
+    return model, map_tree(lambda leaf, corrected: leaf / per_row(length, leaf) - corrected, moved, correction)
 
 
-def path_length(steps: int, momentum: float) -> float:
+def path_length(steps: Number, momentum: float) -> Number:
     """Returns how far a gradient of 1 in every step moves a model at a learning rate of 1: the number of steps, and
     with momentum more, since each is taken again, by less and less, in all that follow."""
-    return sum((steps - ago) * momentum**ago for ago in range(steps))
+    return (steps - decayed_steps(steps, momentum)) / (1 - momentum)
+
+
+def decayed_steps(steps: Number, momentum: float) -> Number:
+    """Returns how often a velocity from before is taken again in some steps: momentum + momentum^2 + ..."""
+    return momentum * (1 - momentum**steps) / (1 - momentum)
+
+
+def per_row(value: float | Tensor, leaf: Tensor) -> float | Tensor:
+    """Returns one number a client as it is multiplied with a leaf; one for all as it is."""
+    return unsqueeze_to(value, leaf) if isinstance(value, Tensor) else value
 
 
 def add_share(total: Weights, mean: Weights, share: float) -> Tree:
@@ -144,7 +156,7 @@ def add_share(total: Weights, mean: Weights, share: float) -> Tree:
     return map_tree(lambda leaf, change: leaf + share * change, total, mean)
 
 
-def towards(start: Weights, end: Weights, share: float, frozen: frozenset[str]) -> Tree:
+def towards(start: Weights, end: Weights, share: float | Tensor, frozen: frozenset[str]) -> Tree:
     """Interpolate linearly from one model to another; buffers are those of the other."""
     moved = dict(flatten(trainable(start, frozen)))
     return unflatten(

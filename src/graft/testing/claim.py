@@ -8,6 +8,7 @@ from typing import Any
 
 from graft.errors import InputError, RunError
 from graft.federation.method import Method
+from graft.federation.server_optimizer_names import NONE, suiting_optimizer
 from graft.federation.setup import Setup
 from graft.methods import METHODS
 from graft.testing.toy import toy_setup
@@ -48,9 +49,10 @@ def require(condition: bool, failure: str) -> None:
 
 
 def contract_setup(method: Method, **settings: Any) -> Setup:
-    """Returns a toy federation of a method, with its own default models or else as different ones as it allows."""
+    """Returns a toy federation of a method, with its own defaults, or else models as different as it allows."""
     defaults = method.experiment_defaults
     settings.setdefault("models", defaults.get("models", "gcn" if method.one_model else "gcn,sage"))
     settings.setdefault("head", defaults.get("head", "linear"))
+    settings.setdefault("server_optimizer", suiting_optimizer(defaults.get("server_optimizer", NONE)))
     settings.setdefault("rounds", 10)
     return toy_setup(method, **settings)

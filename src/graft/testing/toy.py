@@ -22,6 +22,7 @@ from graft.engines.in_process import InProcess
 from graft.federation.clients import Engine, Traffic
 from graft.federation.method import Method, Placement
 from graft.federation.server import Server
+from graft.federation.server_optimizer_names import ServerOptimizer
 from graft.federation.session import Session
 from graft.federation.setup import Setup
 from graft.federation.topologies import Topology
@@ -124,6 +125,7 @@ def toy_setup(
     participation: float = 1.0,
     topology: Topology | None = None,
     rounds: int = 100,
+    server_optimizer: ServerOptimizer | None = None,
     graphs: Sequence[Graph] | None = None,
     federation: FederationData | None = None,
     **training: Any,
@@ -157,6 +159,7 @@ def toy_setup(
         seed=seed,
         participation=participation,
         topology=topology,
+        server_optimizer=server_optimizer,
         scoring=placement.scoring,
         membership=placement.membership,
         scoring_membership=placement.scoring_membership,

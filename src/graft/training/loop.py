@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from graft.tensors.trees import Owners, Tree, Weights, flatten, map_tree, unflatten
-from graft.training.optimizers import OPTIMIZERS, Flat, Optimizer, Training, clip_gradients, skip_without_gradient
+from graft.training.optimizers import (
+    OPTIMIZERS,
+    Flat,
+    Optimizer,
+    Training,
+    clip_gradients,
+    keeping,
+    skip_clients,
+    skip_without_gradient,
+)
 
 Loss = Callable[[Tree, Any], Tensor]  # of all parts by name, and of the batch; one number a client
 
@@ -37,7 +46,7 @@ class Fitted(NamedTuple):
 
     weights: Tree
     states: Tree  # of the optimisers
-    losses: dict[str, Tensor]  # each client's last, a mean over the batches of the last epoch
+    losses: dict[str, Tensor]  # each client's last, a mean over the batches of its last epoch
 
 
 def full_batch(epoch: int) -> Iterable[Turn]:  # noqa: ARG001
@@ -50,12 +59,14 @@ def fit(
     training: Training,
     turns: Callable[[int], Iterable[Turn]] = full_batch,
     owners: Owners | None = None,
+    epochs: Tensor | None = None,
 ) -> Fitted:
     """Trains for a few epochs.
 
     In every turn each part takes one step, against the others as they are by then. A loss returns one number a client:
     their sum gives every client exactly its own gradient, and all optimisers work element by element, so a fleet
-    trains as its clients would alone. `owners` are the clients that have rows in a leaf, where not all do.
+    trains as its clients would alone. `owners` are the clients that have rows in a leaf, where not all do. `epochs`,
+    int64 [clients], is after how many of them each client is done, where they differ in that.
     """
     optimizer = OPTIMIZERS[training.optimizer]
     owners = owners or Owners(len(next(leaf for part in parts.values() for _, leaf in flatten(part.weights))))
@@ -64,10 +75,12 @@ def fit(
     losses: dict[str, Tensor] = {}
     for epoch in range(training.epochs):
         by_turn: dict[str, list[Tensor]] = {name: [] for name in parts}
+        done = None if epochs is None or not epoch else epochs <= epoch  # nobody is in the first
         for turn in turns(epoch):
             for name, model in models.items():
-                by_turn[name].append(model.step(tree, turn))
-        losses = {name: mean_loss(values) for name, values in by_turn.items()}
+                by_turn[name].append(model.step(tree, turn, done))
+        last = {name: mean_loss(values) for name, values in by_turn.items()}
+        losses = last if done is None else {name: torch.where(done, losses[name], last[name]) for name in last}
     states = Tree({name: model.state for name, model in models.items()})
     return Fitted(map_tree(Tensor.detach, tree), states, losses)
 
@@ -78,7 +91,7 @@ class _Model:
     def __init__(self, part: Part, optimizer: Optimizer, training: Training, owners: Owners) -> None:
         self._part, self._optimizer, self._training, self._owners = part, optimizer, training, owners
         # Fused kernels walk over raw memory, so weights and gradients must be contiguous.
-        flat = {
+        self._all = flat = {
             path: leaf.detach().clone(memory_format=torch.contiguous_format) for path, leaf in flatten(part.weights)
         }
         floating = {path: leaf for path, leaf in flat.items() if leaf.is_floating_point()}
@@ -88,9 +101,10 @@ class _Model:
         self.state = optimizer.start(self._trained, saved, owners.clients)
         self._flat_state: Flat = dict(flatten(self.state))
 
-    def step(self, models: Tree, turn: Turn) -> Tensor:
-        """Takes one step on the loss of all models; returns each client's loss before it."""
-        losses = self._part.loss(models, turn.batch)
+    def step(self, models: Tree, turn: Turn, done: Tensor | None = None) -> Tensor:
+        """Takes one step on the loss of all models, but for clients that are done; returns each client's loss before
+        it."""
+        losses = self._loss(models, turn.batch, done)
         gradients = torch.autograd.grad(losses.sum(), list(self._trained.values()), allow_unused=True)
         by_path = zip(self._trained, gradients, strict=True)
         used = {path: gradient.contiguous() for path, gradient in by_path if gradient is not None}
@@ -101,8 +115,18 @@ class _Model:
             update = self._optimizer.update
             if turn.without_labels is not None:
                 update = skip_without_gradient(update, turn.without_labels)
+            if done is not None:
+                update = skip_clients(update, done)
             update(self._trained, used, self._flat_state, self._training, self._owners)
         return losses.detach()
+
+    def _loss(self, models: Tree, batch: Any, done: Tensor | None) -> Tensor:
+        """Returns each client's loss; buffers, which it may update, stay as they are for clients that are done."""
+        if done is None:
+            return self._part.loss(models, batch)
+        buffers = {path: leaf for path, leaf in self._all.items() if path not in self._trained}
+        with torch.no_grad(), keeping(buffers, done, self._owners), torch.enable_grad():
+            return self._part.loss(models, batch)
 
 
 def mean_loss(losses: list[Tensor]) -> Tensor:

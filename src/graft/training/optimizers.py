@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -32,11 +33,18 @@ class Training:
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"  # of labels
     focal_gamma: float = 2.0  # how much the focal loss looks away from nodes that are easy
     class_weights: Literal["none", "balanced"] = "none"  # balanced: every class of a client weighs the same in its loss
+    # Where each client draws its own number of epochs in every round, the least; 0: all take `epochs`.
+    least_epochs: int = 0
 
     @property
     def steps(self) -> int:
-        """Returns how many steps a round takes."""
+        """Returns how many steps a round takes, at most where clients differ in that."""
         return self.epochs * self.batches
+
+    @property
+    def uneven(self) -> bool:
+        """Returns whether clients may take different numbers of epochs."""
+        return 0 < self.least_epochs < self.epochs
 
 
 class Optimizer(NamedTuple):
@@ -154,13 +162,28 @@ def skip_without_gradient(update: Callable[..., Any], without_labels: Tensor) ->
     def guarded(trained: Flat, gradients: Flat, state: Flat, training: Training, owners: Owners) -> None:
         nonzero = {path: leaf.reshape(len(leaf), -1).any(1) for path, leaf in gradients.items()}
         has_gradient = per_client(nonzero, owners).any(0) | ~without_labels
-        changing = [*trained.items(), *state.items()]
-        before = [leaf.clone() for _, leaf in changing]
-        update(trained, gradients, state, training, owners)
-        for (path, leaf), old in zip(changing, before, strict=True):
-            leaf.copy_(torch.where(unsqueeze_to(owners.select(path, has_gradient), leaf), leaf, old))
+        skip_clients(update, ~has_gradient)(trained, gradients, state, training, owners)
 
     return guarded
+
+
+def skip_clients(update: Callable[..., Any], skipped: Tensor) -> Callable[..., Any]:
+    """Returns an update that leaves some clients, bool [clients], as they are, moments included."""
+
+    def guarded(trained: Flat, gradients: Flat, state: Flat, training: Training, owners: Owners) -> None:
+        with keeping({**trained, **state}, skipped, owners):
+            update(trained, gradients, state, training, owners)
+
+    return guarded
+
+
+@contextmanager
+def keeping(leaves: Flat, clients: Tensor, owners: Owners) -> Iterator[None]:
+    """Puts back what some clients, bool [clients], had in these leaves, if that is changed in place meanwhile."""
+    before = {path: leaf.clone() for path, leaf in leaves.items()}
+    yield
+    for path, leaf in leaves.items():
+        leaf.copy_(torch.where(unsqueeze_to(owners.select(path, clients), leaf), before[path], leaf))
 
 
 def clip_gradients(gradients: Flat, max_norm: float, owners: Owners) -> Flat:

@@ -19,14 +19,17 @@ from graft.experiments.tuning.space import (
     parse_space,
     with_values,
 )
+from graft.experiments.tuning.subject import examine
 from graft.federation.plug import takes_plugs
 from graft.fields import Search, search_spaces
 from graft.methods import METHODS, PLUGS
 from graft.models import build_model
 
-TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state"}
-WITHOUT_SETTINGS = ("fedavg", "fedbn", "fedgcn", "fedmlp", "loc_gcn", "majority")
-SETTINGS_DEFINE_IT = ("dpsgd", "feddual", "lg_fedavg", "osgp")  # or trade accuracy for bytes or privacy
+SERVER = {"server_rate", "server_momentum", "server_tau"}  # searched where the server has an optimiser that reads them
+TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state", *SERVER}
+OF_A_SERVER = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")  # the settings are those of its optimiser
+WITHOUT_SETTINGS = ("fedavg", "fedbn", "fedgcn", "fedmlp", "loc_gcn", "majority", *OF_A_SERVER)
+SETTINGS_DEFINE_IT = ("dpsgd", "feddual", "fednova", "lg_fedavg", "osgp")  # or trade accuracy for bytes or privacy
 
 
 def candidate(method="fedprox", *, space=(), fix=(), search=(), **values):
@@ -138,6 +141,29 @@ def test_setting_of_some_methods_is_for_these_alone():
     assert prox.variant["settings"] == {"mu": 0.3}
     assert avg.variant["settings"] == {}
     assert set(prox.space) == set(avg.space) == TRAINING
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "searched"),
+    [
+        ("fedavg", {}, set()),
+        ("fedavg", {"server_optimizer": "sgd"}, {"server_rate"}),
+        ("fedavgm", {}, {"server_rate", "server_momentum"}),
+        ("fedadam", {}, SERVER),
+        ("fedadam", {"server_optimizer": "none"}, set()),
+    ],
+)
+def test_settings_of_the_server_are_searched_where_its_optimiser_reads_them(method, values, searched):
+    subject = examine(candidate(method, **values), Changes(), seed=0)
+    assert set(subject.space) & SERVER == set(subject.candidate.space) & SERVER == searched
+    assert set(subject.space) >= TRAINING - SERVER
+
+
+def test_settings_of_the_server_are_searched_beside_the_optimiser_itself():
+    both = candidate("fedavg", space=["server_optimizer=none,adam"])
+    assert set(examine(both, Changes(), seed=0).space) >= SERVER
+    with pytest.raises(InputError, match="nothing to search for fedavg"):
+        examine(candidate("fedavg", search=["server_rate"]), Changes(), seed=0)
 
 
 def test_plug_is_named_after_its_host():

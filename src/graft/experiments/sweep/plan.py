@@ -22,6 +22,7 @@ from graft.experiments.many_runs import RESULT, Order, Outcome, Report, perform_
 from graft.experiments.run_cluster import RAY, RunCluster
 from graft.experiments.sweep.design import with_settings
 from graft.federation.method import Method
+from graft.federation.server_optimizer_names import takes_server_optimizer
 from graft.files import checksum
 from graft.methods import METHODS, PLUGS
 from graft.models import MODELS
@@ -130,6 +131,7 @@ def suit(variants: Sequence[Variant]) -> list[Variant]:
     kinds = [METHODS[method] if isinstance(method, str) else type(method) for method in methods]
     able = {
         "topology": any(kind.takes_topology for kind in kinds),
+        "server_optimizer": any(map(takes_server_optimizer, kinds)),
         "score": any(kind.shared is not Method.shared for kind in kinds),
     }
     return [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graft.errors import InputError
@@ -32,6 +32,14 @@ class Candidate:
     label: str
     variant: Mapping[str, Any]  # the values of its experiment, with which the first trial is run
     space: Mapping[str, Search]
+
+    def __post_init__(self) -> None:
+        if not self.space:
+            raise InputError(f"There is nothing to search for {self.label}: every field of it is fixed.")
+
+    def without(self, names: Collection[str]) -> Candidate:
+        """Returns it with some fields as they are."""
+        return replace(self, space={name: search for name, search in self.space.items() if name not in names})
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,4 @@ class Design:
             host = METHODS.label(method) if isinstance(method, str) else METHODS.label_of(type(method))
             label = f"{host}+{PLUGS.label(plug)}" if plug else host
         space = choose_space(declared_space(method, plug), own, self.changes)
-        if not space:
-            raise InputError(f"There is nothing to search for {label}: every field of it is fixed.")
         return Candidate(label, variant, space)

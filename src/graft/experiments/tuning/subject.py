@@ -13,6 +13,7 @@ from graft.experiments.sweep.plan import PlannedRun, plan_runs, resolve
 from graft.experiments.tuning.design import Candidate
 from graft.experiments.tuning.space import FIELDS, OWN, Changes, with_values
 from graft.federation.metric_names import METRICS, parse_metrics
+from graft.federation.server_optimizer_names import unread_fields
 from graft.fields import Search, rules
 
 NOT_OF_A_TUNING = ("seed",)  # fields that trials of one tuning do not share
@@ -52,10 +53,13 @@ class Subject:
 
 
 def examine(candidate: Candidate, changes: Changes, seed: int) -> Subject:
-    """Returns a method with its default values; refuses a space with values that it cannot have."""
+    """Returns a method with its default values, and of its space what the server's optimiser reads; refuses a space
+    with values that it cannot have."""
     (planned,) = plan_runs([{**candidate.variant, "seed": seed}], lambda _row, _column, _seed: Path())
     experiment = planned.experiment
     method = planned.given.method_of(experiment)
+    if "server_optimizer" not in candidate.space:
+        candidate = candidate.without(unread_fields(experiment.server_optimizer))
     space, values = {}, {}
     for name, search in candidate.space.items():
         of_experiment = name in FIELDS

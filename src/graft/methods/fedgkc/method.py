@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet, Loss
     from graft.federation.server import Server
-    from graft.models.architecture import Output
+    from graft.models.architecture import Model, Output
 
 TERMS = {  # of the two losses
     "copilot": ("labels", "predictions", "neighbourhood"),
@@ -58,6 +58,7 @@ class FedGKC(Method):
         "train/terms": Reveals("terms of the client's last training losses"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/copilot",)
+    averaged: ClassVar[str | None] = "copilot"
     logged: ClassVar[tuple[str, ...]] = ("train/strength", "train/clarity", "train/terms")
 
     copilot: str = "gcn"  # architecture of the travelling model
@@ -96,8 +97,11 @@ class FedGKC(Method):
         if self.alpha + self.beta > 1 + 1e-9:
             raise InputError(f"alpha {self.alpha} and beta {self.beta} must add up to at most 1.")
 
+    def averaged_model(self, server: Server) -> Model:
+        return server.architecture(self.copilot)
+
     def start_server(self, server: Server) -> None:
-        server.state.copilot = server.initial(server.architecture(self.copilot))
+        server.state.copilot = server.initial(self.averaged_model(server))
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)

@@ -48,6 +48,7 @@ class FedLIT(Method):
         "train/trained": Reveals("number of training nodes with an edge of each cluster"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/common",)
+    averaged: ClassVar[str | None] = "model"
 
     # m: latent link types; the paper has 4, on graphs known to have several.
     types: Annotated[int, Ge(1), Le(64), Search(2, 6)] = 2

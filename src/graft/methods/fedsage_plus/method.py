@@ -66,6 +66,7 @@ class FedSagePlus(FedAvg):
         "mend/generated": Reveals("number of neighbours that its generator makes for all of its nodes"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/model",)
+    averaged: ClassVar[str | None] = "model"
     logged: ClassVar[tuple[str, ...]] = ("mend/generated",)
 
     # Share of the validation nodes that are hidden for the generator to learn from; 0 mends nothing, as FedSage.
