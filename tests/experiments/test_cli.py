@@ -65,7 +65,7 @@ def test_flags_win_over_the_file_and_the_record_repeats_the_run(elsewhere):
 def test_methods_are_compared_in_one_table(elsewhere):
     output = call("run", *SMALL, "--against", "local,centralised", "--out", "demo")
     assert "centralised" in (elsewhere / "demo" / "report.html").read_text()  # a page of all of them
-    assert all(name in output for name in ("fedavg", "local", "centralised", "majority", "own models", "global model"))
+    assert all(name in output for name in ("fedavg", "local", "centralised", "majority", "trained", "handed out"))
     assert {file.parent.name for file in (elsewhere / "demo").rglob("result.json")} == {
         "fedavg",
         "local",
@@ -176,6 +176,7 @@ def test_the_report_draws_the_links_of_the_rounds_asked_for(elsewhere):
     page = (elsewhere / "run" / "report.html").read_text()
     assert "No links are on record for round 9." in page
     assert "before mixing" in page.lower()
+    assert "as handed out" in page
     assert 'src="http' not in page
     refused = CliRunner().invoke(app, ["report", "run", "--rounds", "first"])
     assert refused.exit_code == 2

@@ -46,6 +46,9 @@ RESULT = {
 }
 
 
+SCORES = {"test", "validation", "test_node_weighted", "test_global", "test_trained", "test_served"}
+
+
 def timeless(record):
     """A record of a round without what may differ from run to run."""
     return {name: value for name, value in record.items() if name != "seconds"}
@@ -55,7 +58,7 @@ def test_result_has_exactly_the_promised_fields(small, tmp_path):
     graft.run("fedavg", out=tmp_path / "run", **small)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {name: type(value) for name, value in result.items()} == RESULT
-    assert set(result["accuracy"]) == {"test", "validation", "test_node_weighted", "test_global"}
+    assert set(result["accuracy"]) == SCORES
     assert set(result["communication"]) == {"up_bytes", "down_bytes", "peer_bytes"}
     assert set(result["seconds"]) == {"total", "per_round", "setup"}
     assert [set(row) for row in result["per_client"]] == [
@@ -82,8 +85,26 @@ def test_accuracy_is_the_plain_mean_and_the_node_weighted_mean_over_clients(smal
     assert result.accuracy["test"] != pytest.approx(weighted)  # the clients differ in size
 
 
+def test_both_points_of_a_round_are_scored_whatever_the_method(small):
+    """After local training, and what clients are given then: each at the round where its own validation was best."""
+    for method, trained, served in (
+        ("fedavg", "", "_global"),
+        ("fedgta", "_trained", ""),
+        ("dpsgd", "_trained", ""),
+        ("local", "", None),
+    ):
+        result = graft.run(method, **small)
+        for point, ending in (("test_trained", trained), ("test_served", served)):
+            validation = [] if ending is None else [record[f"validation{ending}"] for record in result.rounds]
+            best = validation and result.rounds[validation.index(max(validation))]
+            assert result.accuracy[point] == (best[f"test{ending}"] if best else None), (method, point)
+        assert result.accuracy["test"] == result.accuracy["test_trained" if trained == "" else "test_served"]
+
+
 def test_score_global_picks_the_round_by_the_global_model(small):
     personal, common = (graft.run("fedavg", score=score, **small) for score in ("personal", "global"))
+    assert personal.accuracy["test_trained"] == common.accuracy["test_trained"] == personal.accuracy["test"]
+    assert personal.accuracy["test_served"] == common.accuracy["test_served"]
     shared = [record["validation_global"] for record in common.rounds]
     assert common.summary["best_round"] == shared.index(max(shared)) + 1
     assert [timeless(record) for record in personal.rounds] == [timeless(record) for record in common.rounds]
@@ -308,7 +329,7 @@ def test_a_run_in_separate_processes_can_be_stopped_and_resumed_too(small, tmp_p
 def test_clients_too_small_to_be_scored_leave_no_accuracy_instead_of_a_crash(small, tmp_path):
     settings = small | {"dataset": "synthetic:nodes=12,degree=1,classes=3,features=4", "clients": 12, "rounds": 2}
     result = graft.run("fedavg", out=tmp_path / "run", **settings)  # one node a client, and it is a training node
-    assert result.accuracy == {"test": None, "validation": None, "test_node_weighted": None, "test_global": None}
+    assert result.accuracy == dict.fromkeys(SCORES)
     assert json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)["best_round"] == 2
 
 

@@ -194,7 +194,22 @@ def test_all_kinds_of_methods_are_measured(method, rare):
     run = graft.run(method, rare, metric="auroc,ece", **RARE | {"rounds": 2})
     assert len(run.summary["per_client"]) == 3
     assert all(row["metrics"]["ece"]["test"] is not None for row in run.summary["per_client"])
-    assert ("test_trained" in run.summary["metrics"]["auroc"]) == (method == "dpsgd")
+    own = run.summary["metrics"]["auroc"]["test"]
+    points = [run.summary["metrics"]["auroc"][f"test_{point}"] for point in ("trained", "served")]
+    assert own in points
+    assert (points[1] is not None) == (method == "dpsgd")
+
+
+def test_metrics_are_of_both_points_of_a_round(rare):
+    settings = RARE | {"rounds": 3}
+    run = graft.run("fedgta", rare, metric="auroc,log_loss", **settings)
+    for metric in ("auroc", "log_loss"):
+        scores = run.summary["metrics"][metric]
+        trained = [record["metrics"]["auroc"]["validation_trained"] for record in run.rounds]
+        best = run.rounds[trained.index(max(trained))]["metrics"][metric]
+        assert (scores["test_trained"], scores["test_served"]) == (best["test_trained"], scores["test"])
+    shared = graft.run("fedavg", rare, metric="auroc,log_loss", **settings).summary["metrics"]["log_loss"]
+    assert (shared["test_trained"], shared["test_served"]) == (shared["test"], shared["test_global"])
 
 
 def test_majority_is_no_better_than_chance(rare):
@@ -237,8 +252,9 @@ def test_reports_and_tables_show_the_metrics(measured):
     table = headline(compared(summary))
     heads = [column.header for column in table.columns]
     assert heads[:5] == ["method", "AUPRC", "log loss", "AUROC", "accuracy"]
-    shared = f"{100 * summary['metrics']['auprc']['test_global']:.1f}"
-    assert next(iter(table.columns[heads.index("global model")].cells)) == shared
+    for heading, name in (("trained", "test"), ("handed out", "test_global")):
+        value = f"{100 * summary['metrics']['auprc'][name]:.1f}"
+        assert next(iter(table.columns[heads.index(heading)].cells)) == value
     assert next(iter(table.columns[1].cells)) == auprc.removesuffix(" %")
     other = without_metrics(summary)
     mixed = headline(compared(summary, other | {"experiment": {**other["experiment"], "method": "local"}}))

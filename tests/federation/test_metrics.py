@@ -17,6 +17,7 @@ from graft.federation.session import Session
 from graft.methods.centralised import Centralised
 from graft.methods.dpsgd import DPSGD
 from graft.methods.fedavg import FedAvg
+from graft.methods.fedgta import FedGTA
 from graft.methods.local import Local
 from graft.tensors.trees import Tree, flatten
 from graft.testing.claim import contract_setup
@@ -233,7 +234,8 @@ def test_a_session_measures_every_client_by_its_own_model(name):
 
 
 def test_all_kinds_of_models_are_measured():
-    for method, models in ((FedAvg(), {"own", "global"}), (Local(), {"own"}), (DPSGD(), {"own", "trained"})):
+    given = {"own", "trained"}  # what clients were given after training, and what they had trained
+    for method, models in ((FedAvg(), {"own", "global"}), (Local(), {"own"}), (DPSGD(), given), (FedGTA(), given)):
         setup = measuring(method, ("auroc",))
         measured = Session(setup, InProcess(setup)).round(1).measured
         assert set(measured) == models

@@ -238,6 +238,7 @@ def test_the_models_made_at_the_server_are_scored():
 
     assert result.rounds[-1]["test"] == pytest.approx(accuracy(result.server.models), abs=1e-6)
     trained = stack([result.clients[client].model for client in clients])
+    assert result.rounds[-1]["test_trained"] == pytest.approx(accuracy(trained), abs=1e-6)
     assert accuracy(trained) != pytest.approx(accuracy(result.server.models), abs=1e-6)
     assert result.accuracy["test_global"] is None
 

@@ -100,7 +100,8 @@ class AccuracyTable(Record):
     validation: Score
     test_node_weighted: Score
     test_global: Score
-    test_trained: Score = None
+    test_trained: Score = None  # of models right after local training
+    test_served: Score = None  # of models that clients are given then: the global one, or one of their own
 
 
 class ClientRow(Record):

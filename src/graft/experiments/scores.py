@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +24,7 @@ from graft.models import Model
 from graft.tensors.trees import Tree
 
 COUNTED = KINDS[1:]  # training accuracy is recorded as a mean only
-OTHER_MODELS = ("global", "trained")  # that are scored beside the clients' own: of the server, of peers before they mix
+OTHER_MODELS = ("global", "trained")  # scored beside the clients' own: the server's, those from before they were mixed
 LARGEST_CONFUSION = 10_000  # numbers in the confusion matrices of a round; more are not put on record
 MOST_NAMED = 8  # clients in a warning
 MOST_READ = 100_000  # nodes of all clients, whose graphs are not in memory, up to which they are read for a warning
@@ -44,7 +44,7 @@ class Scores:
     traffic: Traffic = field(default_factory=Traffic)
     best: Best = field(init=False)
     best_shared: Best = field(init=False)
-    best_trained: Best = field(init=False)  # of peers before they mix
+    best_trained: Best = field(init=False)  # of models before they were mixed
     stale: int = 0  # evaluations since the best one
     records: list[dict[str, Any]] = field(default_factory=list)
 
@@ -139,19 +139,21 @@ class Scores:
     def summary(self, clients: int) -> dict[str, Any]:
         """Returns the best round and its accuracies, of all clients and of each that was scored in it, with their
         numbers where these are not all."""
-        best, common, trained = map(self._record_of, (self._picked, self.best_shared, self.best_trained))
-        unmixed = {name: trained[name] for name in ("test_trained", "test_trained_node_weighted") if name in trained}
+        best = self._record_of(self._picked)
+        others = OtherBest(*map(self._record_of, (self.best, self.best_shared, self.best_trained)))
+        by_nodes = {name: others.trained[name] for name in ("test_trained_node_weighted",) if name in others.trained}
         return {
             "best_round": best["round"],
             "accuracy": {
                 "test": best.get("test"),
                 "validation": best.get("validation"),
                 "test_node_weighted": best.get("test_node_weighted"),
-                "test_global": common.get("test_global"),
-                **unmixed,  # of peers, before they mix
+                "test_global": others.common.get("test_global"),
+                **two_points(*others),
+                **by_nodes,
             },
             **({"metric": self.metrics[0]} if self.metrics != ACCURACY else {}),
-            **({"metrics": best_metrics(best, common, trained)} if "metrics" in best else {}),
+            **({"metrics": best_metrics(best, others)} if "metrics" in best else {}),
             "per_client": list(client_rows(best, clients)),
         }
 
@@ -170,17 +172,37 @@ def accuracies(correct: Tree, counts: Tree) -> dict[str, Any]:
     return scores
 
 
-def best_metrics(
-    best: Mapping[str, Any], common: Mapping[str, Any], trained: Mapping[str, Any]
-) -> dict[str, dict[str, float | None]]:
-    """Returns the metrics of the best round; those of the global model, and of peers before they mix, are of theirs."""
-    rounds = {"_global": common, "_trained": trained}
+class OtherBest(NamedTuple):
+    """The records of the rounds that were best by the validation scores of one kind of models each."""
+
+    own: Mapping[str, Any]
+    common: Mapping[str, Any]
+    trained: Mapping[str, Any]
+
+
+def two_points(
+    own: Mapping[str, Any], common: Mapping[str, Any], trained: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """Returns what a method scores at either point of a round: by the models that clients have trained, and by those
+    that they are given afterwards, a model of their own or the global one, if any are.
+
+    Clients' own models are those that they have trained, unless these were scored beside them.
+    """
+    if "test_trained" in own:
+        return {"test_trained": trained.get("test_trained"), "test_served": own.get("test")}
+    return {"test_trained": own.get("test"), "test_served": common.get("test_global")}
+
+
+def best_metrics(best: Mapping[str, Any], others: OtherBest) -> dict[str, dict[str, float | None]]:
+    """Returns the metrics of the best round; those of the global model, and of models before mixing, are of theirs."""
+    rounds = {"_global": others.common, "_trained": others.trained}
     return {
         metric: {
             name: rounds.get(name[name.rfind("_") :], best)["metrics"][metric][name]
             for name in scores
             if name != "per_client"
         }
+        | two_points(*(record.get("metrics", {}).get(metric, {}) for record in others))
         for metric, scores in best["metrics"].items()
     }
 

@@ -162,8 +162,9 @@ class Method:
         return {}
 
     def evaluate(self, server: Server, clients: Clients) -> Tree:
-        """Returns how many nodes of each client are classified correctly: by the client's own model ("own"), and by the
-        model that all have in common ("global"), if the method has one."""
+        """Returns how many nodes of each client are classified correctly: by the client's own model ("own"), by the
+        model that all have in common ("global"), if the method has one, and, where clients' own models are those that
+        they were given after their training, by those that they had trained ("trained")."""
         replies = self.ask_models(server, clients, self.score, self.score_shared)
         return Tree({models: reply.correct for models, reply in replies.items()})
 
@@ -178,6 +179,8 @@ class Method:
         """Asks for scores of all models there are: with one step of those that clients hold, with another of those
         that the server sends along."""
         replies = {"own": self.ask_own_models(server, clients, own, given)}
+        if self.personalised(server) is not None:
+            replies["trained"] = clients.ask(own)
         shared = self.shared(server)
         if shared is not None:
             replies["global"] = clients.ask(given, shared)
@@ -203,7 +206,7 @@ class Method:
 
     def personalised(self, server: Server) -> Weights | None:  # noqa: ARG002
         """Returns the models, stacked by client, that the server made for its clients and will send them when they
-        train next, if the method has such; they are scored in place of what clients hold by then."""
+        train next, if the method has such; they are scored beside what clients hold by then, and count as theirs."""
         return None
 
     def trained_models(self, clients: Clients, replies: Replies) -> Weights:  # noqa: ARG002

@@ -141,8 +141,9 @@ def test_other_measures_of_the_same_runs_stand_below_the_table(monkeypatch):
     assert table.entries["local", column].values[0] == 100 * accuracy["local"]["test"]  # it has no global model
     sections = {heading: rows for heading, _, _, rows in table.sections()}
     assert [row[0] for row in sections["Own models"]] == ["local", "fedavg", "peers"]
-    trained = accuracy["peers"]["test_trained"]
-    assert sections["After local training, before mixing"] == [("peers", f"{100 * trained:.2f}")]
+    trained = {"local": "test", "fedavg": "test", "peers": "test_trained"}
+    wanted = [(row, f"{100 * accuracy[row][name]:.2f}") for row, name in trained.items()]
+    assert sections["After local training, before mixing"] == wanted
 
 
 def test_time_is_measured_but_nobody_wins(finished, monkeypatch):

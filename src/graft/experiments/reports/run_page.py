@@ -31,15 +31,15 @@ CURVES = {
     "test": "own model, test",
     "validation": "own model, validation",
     "test_global": "global model, test",
-    "test_trained": "before mixing, test",
+    "test_trained": "after local training, before mixing, test",
 }
 SCORES = {
     "validation": "validation",
     "test": "test",
     "test_node_weighted": "test, weighted by nodes",
     "test_pooled": "test, all nodes together",
-    "test_global": "test, global model",
-    "test_trained": "test, before mixing",
+    "test_trained": "test, after local training",
+    "test_served": "test, as handed out",
 }
 WAYS = {"up": "to the server", "down": "to clients", "peer": "between peers"}
 

@@ -173,12 +173,14 @@ MEASURES: dict[Measure, tuple[str, str]] = {
     ),
     "test_served": (
         "What the server hands out",
-        "Test accuracy in percent of the global model, or of the models that the server makes for each client, plain "
-        f"mean over clients, {AT_BEST}",
+        "Test accuracy in percent of what clients are given after their training: the global model, a model that the "
+        "server made for each, or what a peer mixed; where they are given none, of their own; plain mean over clients, "
+        f"{AT_BEST}",
     ),
     "test_trained": (
         "After local training, before mixing",
-        "Test accuracy in percent of each peer's model before it mixes, at its own best validation round",
+        "Test accuracy in percent of each client's model right after its training, before the server or its peers "
+        "average, plain mean over clients, at its own best validation round",
     ),
     "auroc": ("AUROC", "Area under the ROC curve of the clients' own models, mean over clients"),
     "macro_f1": ("Macro F1", "Macro F1 of the clients' own models, mean over clients"),
@@ -220,6 +222,6 @@ def read_measure(summary: dict[str, Any], measure: Measure) -> float | None:
         return float(summary["peak_memory_bytes"]) / 1e6
     scores = summary["accuracy"]
     value = scores.get(measure)
-    if measure == "test_served":
+    if measure == "test_served" and value is None:
         value = scores["test"] if scores["test_global"] is None else scores["test_global"]
     return None if value is None else 100 * float(value)

@@ -113,15 +113,14 @@ def score_columns(runs: Sequence[FinishedRun], by_nodes: bool = True) -> tuple[l
         if by_nodes:
             columns.append(ScoreColumn("by nodes", first, "test_node_weighted"))
             meaning += " by nodes: the same, weighted by nodes;"
-    shared = ScoreColumn("global model", first, "test_global")
-    if any(shared.of(run) is not None for run in runs):
-        columns.append(shared)
-        meaning += " global model: the one all clients share, scored the same way;"
-    meaning += " all at the best validation round."
-    if any("test_trained" in run.summary["accuracy"] for run in runs):
-        columns.append(ScoreColumn("before mixing", first, "test_trained"))
-        meaning += " Before mixing: own models of peers after training, before they take in others'."
-    return columns, meaning
+    trained, served = ScoreColumn("trained", first, "test_trained"), ScoreColumn("handed out", first, "test_served")
+    if any(served.of(run) is not None for run in runs):
+        columns += [trained, served]
+        meaning += (
+            " trained: what clients hold after local training, before anything is averaged; handed out: what they are "
+            "given then, the global model or one made for each of them; own models are one of the two;"
+        )
+    return columns, f"{meaning} all at the best validation round."
 
 
 def shared_facts(comparison: Comparison) -> list[str]:
