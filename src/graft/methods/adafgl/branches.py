@@ -87,4 +87,5 @@ class Branches(Model):
         by_hop = project(features, weights["propagated"]).view(len(own), nodes, self.hops + 1, -1)
         propagated = propagate_hops(propagation, by_hop).view(len(own), nodes, PARTS - 1, self.width)
         values = torch.cat([own, propagated], dim=2) + weights["first_bias"].unsqueeze(1)
-        return torch.relu(values) - weights["slope"].view(-1, 1, PARTS, 1) * torch.relu(-values)
+        slope: Tensor = weights["slope"].view(-1, 1, PARTS, 1)
+        return torch.relu(values) - slope * torch.relu(-values)

@@ -66,5 +66,5 @@ class FGSSL(FedAvg):
         if nodes.shape[1] > self.most_nodes:
             chosen = torch.where(real, draws, 2).argsort(1)[:, : self.most_nodes]
             nodes, classes, real = (values.gather(1, chosen) for values in (nodes, classes, real))
-        at_nodes = (gather_nodes(embedding, nodes) for embedding in (student, teacher))
-        return semantic_contrast(*at_nodes, classes, real, self.temperature, self.against)
+        student, teacher = gather_nodes(student, nodes), gather_nodes(teacher, nodes)
+        return semantic_contrast(student, teacher, classes, real, self.temperature, self.against)
