@@ -75,7 +75,7 @@ class LoopFedPUB:
     def predict(self, client: int, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         """Returns embeddings and logits by the masks' large entries."""
         model, least = self.models[client].eval(), self.method.mask_penalty
-        kept = {name: torch.where(mask.abs() < least, 0, mask) for name, mask in self.masks[client].items()}
+        kept = {name: functional.hardshrink(mask, least) for name, mask in self.masks[client].items()}
         return functional_call(model, masked(dict(model.named_parameters()), kept), (x, edges))
 
     @torch.no_grad()

@@ -58,7 +58,7 @@ class FedPUB(Method):
     # tau: multiplies the cosines of embeddings before the softmax; 0: all count alike. The authors take 3 for clients
     # that share no node, and 10 for clients that overlap.
     scale: Annotated[float, Ge(0), Search(1.0, 30.0, log=True)] = 3.0
-    # lambda1: weight of the masks' absolute values in the loss; in predictions, entries below it are 0.
+    # lambda1: weight of the masks' absolute values in the loss; in predictions, entries up to it are 0.
     mask_penalty: Annotated[float, Ge(0), Search(1e-5, 1e-2, log=True)] = 1e-3
     # lambda2: weight of the distance of every tensor from the one that was received; not in the first round.
     proximal: Annotated[float, Ge(0), Search(1e-4, 1.0, log=True)] = 1e-3
@@ -154,7 +154,7 @@ class FedPUB(Method):
 
     def pruned(self, masks: Weights) -> Tree:
         """Returns masks without their small entries."""
-        return map_tree(lambda mask: torch.where(mask.abs() < self.mask_penalty, 0, mask), masks)
+        return map_tree(lambda mask: functional.hardshrink(mask, self.mask_penalty), masks)
 
 
 def total_size(masks: Weights, fleet: Fleet) -> Tensor:
