@@ -1,13 +1,15 @@
 """Ditto: cases worked out by hand."""
 
 import pytest
+import torch
 
 from graft.errors import InputError
 from graft.federation.fleet import initial_weights
-from graft.methods.ditto import Ditto
+from graft.methods.ditto import FACTORS, Ditto, best_validated
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
-from graft.tensors.trees import map_tree
+from graft.models.architecture import Output
+from graft.tensors.trees import Tree, map_tree
 from graft.testing.contract import unlabelled
 from tests.methods.quadratic import Valley, number_setup
 from tests.toy import gap, run_rounds, same, toy_graph, toy_setup
@@ -70,6 +72,49 @@ def test_the_stronger_the_pull_the_nearer_are_own_models_to_the_received_one():
         return gap(finished.client(0).model, before)
 
     assert distance(0.0) > distance(1.0) > distance(5.0) > 0
+
+
+WIDE = {"clients": 2, "graphs": [toy_graph(40), toy_graph(34, seed=1)], "epochs": 6}  # with 8 and 7 validation nodes
+
+
+def test_a_client_may_choose_its_pull_on_its_validation_nodes():
+    setup = toy_setup(Ditto(lam=0.5, choose=True), **WIDE)
+    finished = run_rounds(setup, rounds=4)
+    fleet = finished.engine.fleets[0]
+    state = fleet.state
+    for name, factor in FACTORS.items():  # each candidate is what it would be if nobody chose
+        alone = run_rounds(toy_setup(Ditto(lam=factor * 0.5), **WIDE), rounds=4)
+        assert same(state.candidates[name], alone.engine.fleets[0].state.model)
+        assert same(finished.server.state, alone.server.state)
+    scores = {name: fleet.count_validated(fleet.predict(one).logits) for name, one in state.candidates.items()}
+    for client in range(2):
+        best = max(FACTORS, key=lambda name, client=client: scores[name][client])  # the first of equals
+        assert same(
+            *(map_tree(lambda leaf, row=client: leaf[row], one) for one in (state.model, state.candidates[best]))
+        )
+
+
+def test_each_client_gets_the_candidate_that_is_best_at_its_own_nodes():
+    fleet = toy_setup(Ditto(), **WIDE).fleet([0, 1])
+    counts = {"usual": [3, 3], "weak": [4, 3], "strong": [4, 5]}
+    models = {name: Tree(x=torch.full((2,), float(place))) for place, name in enumerate(counts)}
+
+    class Counted:
+        totals = staticmethod(fleet.totals)
+
+        def predict(self, model):
+            return Output(model.x, next(name for name in models if models[name] is model))
+
+        def count_validated(self, name):
+            return torch.tensor(counts[name])
+
+    assert best_validated(Counted(), Tree(models)).x.tolist() == [1, 2]
+
+
+def test_a_client_with_few_validation_nodes_keeps_the_usual_pull():
+    finished, plain = (run_rounds(toy_setup(Ditto(choose=choose)), rounds=3) for choose in (True, False))
+    assert all(same(finished.client(client).model, plain.client(client).model) for client in range(3))
+    assert not same(finished.client(0).candidates.weak, finished.client(0).candidates.usual)
 
 
 def test_what_is_scored_is_the_own_model_and_beside_it_the_global_one():

@@ -73,6 +73,10 @@ class PartlyShared(Method):
 class FedRep(PartlyShared):
     """Clients train heads of their own on a body that is averaged: in every round first the head, then the body."""
 
+    reveals: ClassVar = {
+        field: replace(revealed, when="unless share is nothing") for field, revealed in PartlyShared.reveals.items()
+    }
+
     share: Literal["body", "all", "nothing"] = "body"  # what is sent: "all" is FedAvg, "nothing" is local training
     # Epochs of the head in a round, on the body as it was received; 0: as many as the experiment's.
     head_epochs: Annotated[int, Ge(0), Search(choices=(0, 1, 5, 10))] = 0
