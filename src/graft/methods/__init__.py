@@ -31,6 +31,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedmlp": "graft.methods.fedmlp:FedMLP",
         "fedomd": "graft.methods.fedomd:FedOMD",
         "fedomd_paper": "graft.methods.fedomd:FedOMDPaper",
+        "fedppn": "graft.methods.fedppn:FedPPN",
         "fedproto": "graft.methods.fedproto:FedProto",
         "fedprox": "graft.methods.fedprox:FedProx",
         "fedsage_plus": "graft.methods.fedsage_plus:FedSagePlus",
