@@ -39,6 +39,8 @@ METHODS: Registry[type[Method]] = Registry(
         "fedtad_paper": "graft.methods.fedtad:FedTADPaper",
         "fedtad_released": "graft.methods.fedtad:FedTADReleased",
         "fedtgp": "graft.methods.fedtgp:FedTGP",
+        "fiarse": "graft.methods.fiarse:FIARSE",
+        "fiarse_grouped": "graft.methods.fiarse:FIARSEGrouped",
         "fml": "graft.methods.fml:FML",
         "gossip": "graft.methods.gossip:Gossip",
         "lg_fedavg": "graft.methods.lg_fedavg:LGFedAvg",

@@ -1,5 +1,5 @@
-"""FedPPN. Liu, Zhou, He, Yuan, Du, Wang, Shen, Kong and Xia: Model-heterogeneous federated graph learning with prototype
-propagation. IEEE Transactions on Artificial Intelligence 6(3), 2025."""
+"""FedPPN. Liu, Zhou, He, Yuan, Du, Wang, Shen, Kong and Xia: Model-heterogeneous federated graph learning with
+prototype propagation. IEEE Transactions on Artificial Intelligence 6(3), 2025."""
 
 from __future__ import annotations
 
