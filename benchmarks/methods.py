@@ -1,9 +1,10 @@
 """Graft against the same work client by client with stock PyG layers, in one run.
 
 `fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
-averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
-of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
-machine disturbs both.
+averaging, and a score of every local model. `fedppn` runs them with prototypes that clients propagate, `fiarse` with a
+GCN of which clients hold parts, and a score of these and of the whole. `fedtad_server` runs what FedTAD's server does
+in a round, with the models of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides
+alternate, so that a busy machine disturbs both.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
 from loop_fedgkc import LoopFedGKC
+from loop_fedppn import LoopFedPPN
+from loop_fiarse import LoopFIARSE
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
+from graft.methods.fedppn import FedPPN
 from graft.methods.fedtad import FedTADPaper
+from graft.methods.fiarse import FIARSE
 
 
 def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
@@ -27,9 +32,21 @@ def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> G
     return GraftSide(make_setup(method, graphs, device, "architectures"))
 
 
+def graft_fedppn(graphs: list[Graph], device: torch.device, method: FedPPN) -> GraftSide:
+    """FedPPN in Graft, with five architectures."""
+    return GraftSide(make_setup(method, graphs, device, "architectures"))
+
+
+def graft_fiarse(graphs: list[Graph], device: torch.device, method: FIARSE) -> GraftSide:
+    """FIARSE in Graft, with a GCN."""
+    return GraftSide(make_setup(method, graphs, device))
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
     "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
+    "fedppn": (FedPPN(), LoopFedPPN, graft_fedppn),
+    "fiarse": (FIARSE(), LoopFIARSE, graft_fiarse),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
 }
 
