@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import graft
 from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
@@ -255,6 +256,29 @@ def test_nodes_that_are_only_scored_are_reached_and_perturbed_labels_cannot_be_t
     sparse = replace(seen, train=np.array([True, False, False]))
     with pytest.raises(InputError, match="unseen"):
         InProcess(replace(setup, graphs=[sparse]))
+
+
+@pytest.mark.parametrize("settings", [{"label_noise": 0.7, "label_sparsity": 0.4}, {"inductive": True}])
+def test_stored_models_predict_what_was_scored_where_scoring_has_other_labels_or_nodes(settings):
+    small = {"width": 8, "rounds": 3, "device": "cpu", "threads": 1, "partition": "random", "clients": 3}
+    result = graft.run("fedppn", "synthetic:nodes=90,degree=5,classes=3,features=6", **small, **settings)
+    graph = result.models.federation().clean.graph
+    for client in range(3):
+        predictions = result.client(client).predict()
+        chosen = graph.test[predictions.ids]
+        accuracy = (predictions.classes == graph.y[predictions.ids])[chosen].mean()
+        recorded = result.rounds[result.best_round - 1]["per_client"]["test"][client]
+        assert accuracy == pytest.approx(recorded, abs=1e-12)
+
+
+def test_a_graph_without_labels_is_classified_by_the_model_alone():
+    blank = path_graph(train=(0, 0, 0))
+    for graph, alike in ((blank, True), (path_graph(), False)):
+        fleet = InProcess(mirror_setup(FedPPN(), [graph])).fleets[0]
+        fleet.state.known = known([[3.0, 0.0], [0.0, 3.0]])
+        fleet.state.model.head.weight = torch.eye(2).unsqueeze(0)
+        own = fleet.predict(fleet.state.model).logits
+        assert torch.equal(FedPPN().logits(fleet), own) == alike
 
 
 def test_messages_are_prototypes_and_which_classes_there_are():

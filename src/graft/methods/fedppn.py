@@ -35,13 +35,14 @@ class FedPPN(PrototypeExchange):
     """Clients keep models of any architecture; prototypes are averaged, every client propagates them along its own
     edges, and its head classifies nodes by what arrives there, too.
 
-    Until a client has received prototypes it trains, and predicts, by its model alone.
+    Without a prototype of any class of its training nodes a client trains, and predicts, by its model alone.
     """
 
     reveals: ClassVar = {
         "train/owned": Reveals("which classes the client has training nodes of", ("labels",)),
         "train/accuracy": Reveals("validation accuracy of the model alone and of the propagated prototypes alone"),
     }
+    predicts_from_labels: ClassVar[bool] = True
     logged: ClassVar[tuple[str, ...]] = ("train/accuracy",)
 
     propagation_steps: Annotated[int, Ge(0), Search(1, 3)] = 2  # L: how often prototypes are propagated
@@ -87,7 +88,7 @@ class FedPPN(PrototypeExchange):
     def train(self, fleet: Fleet, received: Weights) -> Tree:
         fleet.state.known = map_tree(torch.clone, received)
         # What a client received does not change while it trains, so neither does what is propagated of it.
-        propagated, heard = self.propagate(fleet, received), received["present"].any(1)
+        propagated, heard = self.propagate(fleet, received), beginnings(fleet, received).any(1)
         fleet.state.model = fleet.fit(
             fleet.state.model, lambda weights, batch: self.loss(batch, weights, propagated, heard)
         )
@@ -98,8 +99,8 @@ class FedPPN(PrototypeExchange):
         return Tree(prototypes=means.prototypes, owned=means.counts > 0, accuracy=accuracy)
 
     def loss(self, fleet: Fleet, weights: Weights, propagated: Tensor, heard: Tensor) -> Tensor:
-        """Returns the losses of the labels by the model, by propagated prototypes and by both together; clients that
-        have not heard of any prototype have the first alone."""
+        """Returns the losses of the labels by the model, by propagated prototypes and by both together; clients in
+        whose graphs no prototype begins have the first alone."""
         own = fleet.train_output(weights).logits
         at_train_nodes = fleet.at_train_nodes(fleet.at_nodes(propagated))
         by_prototypes = self.classify(fleet, weights, at_train_nodes)
@@ -118,10 +119,9 @@ class FedPPN(PrototypeExchange):
     def propagate(self, fleet: Fleet, known: Weights) -> Tensor:
         """Returns the prototypes of training nodes propagated along edges, [clients, nodes, width]; zero where no
         training node is near enough."""
-        classes, labelled = training_labels(fleet)
-        begins = labelled & known["present"].gather(1, classes)
-        start = gather_nodes(known["prototypes"], classes) * begins.unsqueeze(2)
-        points = start
+        classes, _ = training_labels(fleet)
+        start = gather_nodes(known["prototypes"], classes) * beginnings(fleet, known).unsqueeze(2)
+        points: Tensor = start
         for _ in range(self.propagation_steps):
             points = self.propagation * self.neighbour_sum(fleet.graph, points) + (1 - self.propagation) * start
         if self.mask_self:  # of the restart in the last step; what came back from neighbours stays
@@ -142,7 +142,7 @@ class FedPPN(PrototypeExchange):
         known = fleet.state.known
         by_prototypes = self.classify(fleet, self.personal(fleet), self.propagate(fleet, known))
         answer = self.ensemble(own, by_prototypes) if self.inference == "ensemble" else by_prototypes
-        return torch.where(known.present.any(1).view(-1, 1, 1), answer, own)
+        return torch.where(beginnings(fleet, known).any(1).view(-1, 1, 1), answer, own)
 
     def model_alone(self) -> bool:
         return self.inference == "model"
@@ -173,6 +173,13 @@ def training_labels(fleet: Fleet) -> tuple[Tensor, Tensor]:
         torch.where(same_nodes, functional.pad(seen, (0, further)), classes),
         torch.where(same_nodes, functional.pad(of_seen, (0, further)), labelled),
     )
+
+
+def beginnings(fleet: Fleet, known: Weights) -> Tensor:
+    """Returns at which nodes prototypes begin, [clients, nodes]: training nodes whose class has one."""
+    classes, labelled = training_labels(fleet)
+    present: Tensor = known["present"]
+    return labelled & present.gather(1, classes)
 
 
 def check_scoring(fleet: Fleet) -> None:

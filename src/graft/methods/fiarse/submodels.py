@@ -125,6 +125,6 @@ class Importance(torch.autograd.Function):
         return torch.where(used, weights, 0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (factor,) = ctx.saved_tensors
         return gradient * factor, None, None
