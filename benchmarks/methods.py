@@ -14,6 +14,10 @@ averaging, and a score of every local model. `fedtad_server` runs what FedTAD's 
 of all clients on one synthetic graph, and scores the corrected model. `fed_pub` and `gcfl_plus` train one architecture;
 GCFL+ with thresholds under which no cluster is split. Rounds of both sides alternate, so that a busy machine disturbs
 both.
+averaging, and a score of every local model. `fedppn` runs them with prototypes that clients propagate, `fiarse` with a
+GCN of which clients hold parts, and a score of these and of the whole. `fedtad_server` runs what FedTAD's server does
+in a round, with the models of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides
+alternate, so that a busy machine disturbs both.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from loop_fedgkc import LoopFedGKC
 from loop_personal import LoopDitto, LoopFedBN, LoopFedRep, LoopPFedMe
 from loop_fgssl import LoopFGSSL
 from loop_subgraph import LoopFedPUB, LoopGCFLPlus
+from loop_fedppn import LoopFedPPN
+from loop_fiarse import LoopFIARSE
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
@@ -50,6 +56,9 @@ from graft.methods.fedtad import FedTADPaper
 from graft.methods.pfedme import PFedMe
 from graft.methods.fgssl import FGSSL
 from graft.methods.gcfl import GCFLPlus
+from graft.methods.fedppn import FedPPN
+from graft.methods.fedtad import FedTADPaper
+from graft.methods.fiarse import FIARSE
 
 
 def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
@@ -95,6 +104,21 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that
     "fedadam": (FedAdam(), LoopFedAdam, graft_one_model),
     "feddyn": (FedDyn(), LoopFedDyn, graft_one_model),
     "fednova": (FedNova(), LoopFedNova, graft_one_model),
+def graft_fedppn(graphs: list[Graph], device: torch.device, method: FedPPN) -> GraftSide:
+    """FedPPN in Graft, with five architectures."""
+    return GraftSide(make_setup(method, graphs, device, "architectures"))
+
+
+def graft_fiarse(graphs: list[Graph], device: torch.device, method: FIARSE) -> GraftSide:
+    """FIARSE in Graft, with a GCN."""
+    return GraftSide(make_setup(method, graphs, device))
+
+
+CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
+    "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
+    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
+    "fedppn": (FedPPN(), LoopFedPPN, graft_fedppn),
+    "fiarse": (FIARSE(), LoopFIARSE, graft_fiarse),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
     "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, graft_gcn),
 }

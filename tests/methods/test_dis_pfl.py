@@ -10,7 +10,7 @@ from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.federation.topologies import Topology
 from graft.methods.dis_pfl import DisPFL
-from graft.methods.dis_pfl.masks import as_bits, erk, from_bits, ordered, packed, top, unpacked
+from graft.methods.dis_pfl.masks import erk, ordered, top
 from graft.methods.dpsgd import DPSGD
 from graft.tensors.randomness import streams
 from graft.tensors.trees import Tree, flatten
@@ -202,20 +202,6 @@ def test_only_what_was_heard_counts():
         assert all(gap(here.client(peer), there.client(peer)) < 1e-5 for peer in range(5))
     finally:
         engine.close()
-
-
-@pytest.mark.parametrize("count", [1, 8, 13])
-def test_bits_and_values_come_back_as_they_were(count):
-    mask = torch.rand(3, count, generator=torch.Generator().manual_seed(0)) < 0.5
-    mask[0], mask[1] = True, False
-    assert as_bits(mask).shape == (3, -(-count // 8))
-    assert torch.equal(from_bits(as_bits(mask), count), mask)
-    values = torch.randn(3, count)
-    for row in range(3):
-        has = mask[row : row + 1]
-        sent = packed(values[row : row + 1], has, int(has.sum()))
-        assert torch.equal(sent[0], values[row][has[0]])
-        assert torch.equal(unpacked(sent, has), values[row : row + 1] * has)
 
 
 def test_order_is_that_of_sizes_and_the_greatest_are_found():

@@ -86,7 +86,9 @@ class RunModels:
         membership = placement.membership if placement.scoring_membership is None else placement.scoring_membership
 
         def scored(client: int) -> ScoredGraph:
-            graph = graphs[0 if self.data.pooled else client]
+            graph, trained = (them[0 if self.data.pooled else client] for them in (graphs, placement.graphs))
+            if self.setup.method.predicts_from_labels and trained.nodes == graph.nodes:
+                graph = replace(graph, y=trained.y, train=trained.train)  # labels may be perturbed in training alone
             nodes = np.arange(graph.nodes)
             if self.data.pooled and membership is not None:
                 nodes = np.flatnonzero(membership == client)
@@ -154,11 +156,12 @@ class ClientModel:
         or a path; without one, for the client's own nodes."""
         if data is None:
             graph, nodes, ids = self.run.scored_graphs(self.number)
+            known = self.run.setup.method.predicts_from_labels
         else:
-            graph = self.prepare(data)
+            graph, known = self.prepare(data), False
             nodes = np.arange(graph.nodes)
             ids = nodes if graph.ids is None else graph.ids
-        logits = self.logits(graph)[nodes]
+        logits = self.logits(graph, known=known)[nodes]
         return Predictions(ids, logits.argmax(1).numpy(), logits.softmax(1).numpy(), self.class_names)
 
     def prepare(self, data: Any) -> Graph:
@@ -171,11 +174,13 @@ class ClientModel:
         return self.preparation.apply(open_source(data, self.preparation))
 
     @torch.no_grad()
-    def logits(self, graph: Graph) -> Tensor:
-        """Returns the logits of all nodes of a graph that is prepared, [nodes, classes], on the host."""
-        labels = np.full(graph.nodes, -1)
-        blank = replace(graph, y=labels, classes=self.preparation.classes, train=None, validation=None, test=None)
-        fleet, received = self._fleet(blank)
+    def logits(self, graph: Graph, *, known: bool = False) -> Tensor:
+        """Returns the logits of all nodes of a graph that is prepared, [nodes, classes], on the host; of labels it is
+        shown none, or where they are known those of the training nodes."""
+        train = graph.train if known else None
+        labels = np.full(graph.nodes, -1) if train is None else np.where(train, graph.y, -1)
+        shown = replace(graph, y=labels, classes=self.preparation.classes, train=train, validation=None, test=None)
+        fleet, received = self._fleet(shown)
         method = self.run.setup.method
         logits = method.logits(fleet) if received is None else method.shared_logits(fleet, received)
         return logits[0, : graph.nodes].float().cpu()

@@ -61,6 +61,12 @@ class Fleet:
     caches: list[dict[Any, Any]] = field(default_factory=list)  # a client's, made of its data and state; never saved
     metrics: tuple[str, ...] = ACCURACY  # that models are measured by
     positive: int | None = None  # the class that some of them are of
+    whole: FleetData | None = None  # in a view of other data, what the clients train on
+
+    @property
+    def trained_on(self) -> FleetData:
+        """Returns the data that the clients train on, also where this is a view of a batch or of what is scored."""
+        return self.whole or self.data
 
     @property
     def graph(self) -> FleetGraph:
@@ -123,7 +129,7 @@ class Fleet:
 
     def on(self, data: FleetData) -> Fleet:
         """Returns the same clients with other data: a batch of their nodes, or what they are scored on."""
-        return self if data is self.data else replace(self, data=data)
+        return self if data is self.data else replace(self, data=data, whole=self.trained_on)
 
     def with_random(self, random: Stream) -> Fleet:
         """Returns the same view with other random numbers; losses are still those of this call."""

@@ -86,6 +86,7 @@ class Method:
     # predictions, and never looks inside.
     heterogeneous: ClassVar[bool] = False
     supports_batches: ClassVar[bool] = True  # losses look at the fleet's graph and labels only
+    predicts_from_labels: ClassVar[bool] = False  # predictions look at the labels of a client's training nodes, too
     takes_topology: ClassVar[bool] = False  # whether an experiment may say who hears whom
     # Whether whole rounds can be captured on a GPU: from the second one on a round reads no value back, and all that it
     # changes are tensors of `state` on the device.

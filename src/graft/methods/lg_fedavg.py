@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
+    from graft.models.architecture import Model
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,8 @@ def check_heads(server: Server) -> None:
     """Refuse models whose heads cannot be averaged."""
     shapes = {}
     for model in dict.fromkeys(server.models):
-        head = dict(flatten(server.initial(model).get("head", Tree())))
-        # The last layer of a GCN has a weight and a bias too, but it is a convolution.
-        if getattr(model, "head", "linear") != "linear" or sorted(head) != ["bias", "weight"]:
+        head = linear_head(server, model)
+        if head is None:
             raise InputError(
                 f"LG-FedAvg shares the linear head of every model, and {model.name} has none: use head = linear, or "
                 "call the last linear layer of your own module 'head'."
@@ -87,3 +87,11 @@ def check_heads(server: Server) -> None:
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{model.name} {' x '.join(map(str, shape))}" for model, shape in shapes.items())
         raise InputError(f"LG-FedAvg averages heads, so all models need heads of one shape, not {listed}.")
+
+
+def linear_head(server: Server, model: Model) -> dict[str, Tensor] | None:
+    """Returns the initial weight and bias of a model's linear head; None where it has no such head."""
+    head = dict(flatten(server.initial(model).get("head", Tree())))
+    # The last layer of a GCN has a weight and a bias too, but it is a convolution.
+    is_linear = getattr(model, "head", "linear") == "linear" and sorted(head) == ["bias", "weight"]
+    return head if is_linear else None

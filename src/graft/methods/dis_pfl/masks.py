@@ -1,4 +1,4 @@
-"""Masks of sparse models: their densities, selection, and packing for messages."""
+"""Masks of sparse models: their densities and selection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from graft.errors import InputError
 from graft.tensors.trees import Tree, Weights, flatten, unflatten
@@ -60,27 +59,3 @@ def top(keys: Tensor, most: int, count: Tensor | None = None) -> Tensor:
     rank = torch.arange(most, device=keys.device).expand_as(indices)
     selected = torch.ones_like(rank, dtype=torch.bool) if count is None else rank < count
     return torch.zeros_like(keys, dtype=torch.bool).scatter(1, indices, selected)
-
-
-def packed(values: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Returns the values [peers, count] that the mask [peers, values] selects."""
-    target = torch.where(mask, mask.cumsum(1) - 1, count)
-    return values.new_zeros(len(values), count + 1).scatter(1, target, values)[:, :count]
-
-
-def unpacked(values: Tensor, mask: Tensor) -> Tensor:
-    """Returns the packed values where the mask is true, 0 elsewhere."""
-    source = torch.where(mask, mask.cumsum(1) - 1, values.shape[1])
-    return functional.pad(values, (0, 1)).gather(1, source)
-
-
-def as_bits(mask: Tensor) -> Tensor:
-    """Returns a mask [peers, entries] in bytes, eight entries each."""
-    eights = functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8)).view(len(mask), -1, 8)
-    return (eights << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(2, dtype=torch.uint8)
-
-
-def from_bits(data: Tensor, count: int) -> Tensor:
-    """Returns the mask back, [peers, count]."""
-    eights = data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8, device=data.device) & 1
-    return eights.flatten(1)[:, :count].bool()

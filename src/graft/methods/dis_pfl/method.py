@@ -16,7 +16,8 @@ from graft.federation.peers import PeerMethod, Peers, mix_models
 from graft.federation.reveals import MODEL, Reveals
 from graft.federation.topologies import Topology
 from graft.fields import Search
-from graft.methods.dis_pfl.masks import LEAST, as_bits, erk, from_bits, masked, ordered, packed, top, unpacked
+from graft.methods.dis_pfl.masks import LEAST, erk, masked, ordered, top
+from graft.tensors.masks import as_bits, from_bits, packed, unpacked
 from graft.tensors.randomness import seed_for, streams
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, trainable, unflatten
 

@@ -1,5 +1,5 @@
 """FedProto, and what is common to methods that send prototypes."""
 
-from graft.methods.fedproto.method import FedProto, PrototypeMethod
+from graft.methods.fedproto.method import FedProto, PrototypeExchange, PrototypeMethod
 
-__all__ = ["FedProto", "PrototypeMethod"]
+__all__ = ["FedProto", "PrototypeExchange", "PrototypeMethod"]

@@ -19,8 +19,8 @@ from graft.methods.fedproto.prototypes import (
     distances,
     mean_norm,
     output_shape,
-    owner_means,
     prototype_loss,
+    renewed,
 )
 from graft.tensors.trees import Tree, Weights, map_tree
 
@@ -31,25 +31,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PrototypeMethod(Method):
-    """Clients keep models of any architecture and send their mean embedding of each class; embeddings are pulled
-    towards what the server makes of these means.
+class PrototypeExchange(Method):
+    """Clients keep models of any architecture and send their mean embedding of each class; the server sends back what
+    it makes of these means.
 
     Every message has a row for each class. Counts, or a mask, tell which classes are present: the rows of absent
-    classes are sent, and counted as sent, but never used. Clients that classify by prototypes are also sent the new
-    ones after the round; until then they predict by their classifier.
+    classes are sent, and counted as sent, but never used.
     """
 
     heterogeneous: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {
         "train/prototypes": Reveals("mean embedding of the client's training nodes of each class"),
-        "train/counts": Reveals("number of training nodes of each class", ("labels",)),
     }
-
-    # lambda: weight of the pull towards the prototypes; 0 is local training.
-    lam: Annotated[float, Ge(0), Search(0.01, 10.0, log=True)] = 1.0
-    inference: Literal["head", "prototype"] = "head"  # predict by the classifier, or by the nearest prototype
 
     def start_server(self, server: Server) -> None:
         width, classes = self.common_shape(server)
@@ -58,15 +52,45 @@ class PrototypeMethod(Method):
             present=torch.zeros(classes, dtype=torch.bool, device=server.device),
         )
 
+    def common_shape(self, server: Server) -> tuple[int, int]:
+        """Returns the width of every client's embeddings, and the number of classes."""
+        shapes = {model: output_shape(server, model) for model in dict.fromkeys(server.models)}
+        if len(set(shapes.values())) > 1:
+            sizes = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
+            raise InputError(
+                f"{type(self).__name__} compares embeddings across clients, so all models need embeddings of one width "
+                f"and the same number of classes, not {sizes}."
+            )
+        return next(iter(shapes.values()))
+
+    def start_known(self, fleet: Fleet) -> Tree:
+        """Returns the prototypes of clients that have heard of none."""
+        output = fleet.predict(fleet.state.model)
+        shape = (len(fleet.clients), output.logits.shape[2], output.embedding.shape[2])
+        return Tree(
+            prototypes=output.embedding.new_zeros(shape),
+            present=output.embedding.new_zeros(shape[:2], dtype=torch.bool),
+        )
+
+
+@dataclass(frozen=True)
+class PrototypeMethod(PrototypeExchange):
+    """Embeddings are pulled towards the prototypes that the server sends.
+
+    Clients that classify by prototypes are also sent the new ones after the round; until then they predict by their
+    classifier.
+    """
+
+    reveals: ClassVar = {"train/counts": Reveals("number of training nodes of each class", ("labels",))}
+
+    # lambda: weight of the pull towards the prototypes; 0 is local training.
+    lam: Annotated[float, Ge(0), Search(0.01, 10.0, log=True)] = 1.0
+    inference: Literal["head", "prototype"] = "head"  # predict by the classifier, or by the nearest prototype
+
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
         if self.inference == "prototype":
-            output = fleet.predict(fleet.state.model)
-            shape = (len(fleet.clients), output.logits.shape[2], output.embedding.shape[2])
-            fleet.state.known = Tree(
-                prototypes=output.embedding.new_zeros(shape),
-                present=output.embedding.new_zeros(shape[:2], dtype=torch.bool),
-            )
+            fleet.state.known = self.start_known(fleet)
 
     @step
     def train(self, fleet: Fleet, received: Weights) -> Tree:
@@ -101,17 +125,6 @@ class PrototypeMethod(Method):
         if self.inference == "prototype":
             clients.ask(self.receive, server.state.known)
 
-    def common_shape(self, server: Server) -> tuple[int, int]:
-        """Returns the width of every client's embeddings, and the number of classes."""
-        shapes = {model: output_shape(server, model) for model in dict.fromkeys(server.models)}
-        if len(set(shapes.values())) > 1:
-            sizes = ", ".join(f"{model.name} {width} and {classes}" for model, (width, classes) in shapes.items())
-            raise InputError(
-                f"{type(self).__name__} compares embeddings across clients, so all models need embeddings of one width "
-                f"and the same number of classes, not {sizes}."
-            )
-        return next(iter(shapes.values()))
-
 
 @dataclass(frozen=True)
 class FedProto(PrototypeMethod):
@@ -123,19 +136,12 @@ class FedProto(PrototypeMethod):
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.known)
-        server.state.known = self.combine(replies.prototypes, replies.counts, server.state.known)
+        # Never both a vote by nodes and a division by owners, which would shrink prototypes.
+        votes = replies.counts if self.aggregation == "count" else replies.counts > 0
+        server.state.known = renewed(server.state.known, replies.prototypes, votes)
         # Embeddings and prototypes may collapse together; this shows it.
         server.record(prototype_norm=mean_norm(server.state.known))
         self.send_prototypes(server, clients)
 
     def pull(self, fleet: Fleet, embedding: Tensor, received: Weights) -> Tensor:
         return prototype_loss(fleet, embedding, received, per_class=self.per_class)
-
-    def combine(self, prototypes: Tensor, counts: Tensor, before: Weights) -> Tree:
-        """Returns the new prototypes; a class that nobody sent in this round keeps the one it had, if any."""
-        # Never both a vote by nodes and a division by owners, which would shrink prototypes.
-        votes = counts if self.aggregation == "count" else counts > 0
-        means, owned = owner_means(prototypes, votes)
-        return Tree(
-            prototypes=torch.where(owned.unsqueeze(1), means, before["prototypes"]), present=before["present"] | owned
-        )

@@ -57,6 +57,14 @@ def owner_means(prototypes: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
     return torch.einsum("kc,kcd->cd", shares, prototypes), totals > 0
 
 
+def renewed(known: Weights, prototypes: Tensor, votes: Tensor) -> Tree:
+    """Returns the prototypes after a round; a class that nobody sent keeps the one it had, if any."""
+    means, owned = owner_means(prototypes, votes)
+    return Tree(
+        prototypes=torch.where(owned.unsqueeze(1), means, known["prototypes"]), present=known["present"] | owned
+    )
+
+
 def distances(points: Tensor, prototypes: Tensor) -> Tensor:
     """Euclidean distances; not by the squares of the norms, whose difference may be negative."""
     return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
