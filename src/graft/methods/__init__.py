@@ -48,6 +48,7 @@ METHODS: Registry[type[Method]] = Registry(
         "osgp": "graft.methods.osgp:OSGP",
         "pens": "graft.methods.pens:PENS",
         "scaffold": "graft.methods.scaffold:SCAFFOLD",
+        "trust": "graft.methods.trust:TRUST",
     },
     group="graft.methods",
     base="graft.federation.method:Method",
