@@ -249,7 +249,7 @@ class TRUST(Method):
         teacher, loss = fleet.at_nodes(lesson.logits), fleet.cross_entropy(logits)
         if self.w_kl:
             share = share_taught(epoch, self.start_share, self.curriculum)
-            nodes = fleet.at_nodes(easiest(lesson.places, share, lesson.graph))
+            nodes = fleet.at_nodes(easiest(lesson.places, share, lesson.graph)) & fleet.graph.real
             parameter = temperature.parameter.detach().requires_grad_()
             predictions = softened_divergence(teacher, logits, nodes, self.tau(parameter))
             (slope,) = torch.autograd.grad(predictions.sum(), parameter, retain_graph=True)
