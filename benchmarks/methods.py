@@ -1,9 +1,9 @@
 """Graft against the same work client by client with stock PyG layers, in one run.
 
 `fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
-averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
-of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
-machine disturbs both.
+averaging, and a score of every local model; `trust` runs those of TRUST with the same architectures. `fedtad_server`
+runs what FedTAD's server does in a round, with the models of all clients on one synthetic graph, and scores the
+corrected model. Rounds of both sides alternate, so that a busy machine disturbs both.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ import torch
 from fedtad_server import GraftServerPhase, LoopServerPhase
 from harness import GraftSide, alternate, make_parser, make_setup, parse, write_results
 from loop_fedgkc import LoopFedGKC
+from loop_trust import LoopTRUST
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
+from graft.federation.method import Method
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedtad import FedTADPaper
+from graft.methods.trust import TRUST
 
 
-def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
-    """FedGKC in Graft, with five architectures."""
+def graft_mixed(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """A method in Graft, with five architectures."""
     return GraftSide(make_setup(method, graphs, device, "architectures"))
 
 
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
-    "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
-    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
+    "fedgkc": (FedGKC(), LoopFedGKC, graft_mixed),
+    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_mixed),
+    "trust": (TRUST(), LoopTRUST, graft_mixed),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
 }
 

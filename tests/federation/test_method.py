@@ -81,6 +81,7 @@ AVERAGES = {
     "fedlit": ("train/common",),
     "fml": ("train/meme",),
     "lg_fedavg": ("train/shared",),
+    "trust": ("train/proxy",),
 }
 
 

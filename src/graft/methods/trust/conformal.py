@@ -1,5 +1,5 @@
 """Sets of classes that hold the true one with a given probability (regularised adaptive prediction sets; Angelopoulos,
-Bates, Jordan and Malik, ICLR 2021), and what a private model learns from a proxy's (FedType; Wang, Zhao, Lyu, Chen,
+Bates, Malik and Jordan, ICLR 2021), and what a private model learns from a proxy's (FedType; Wang, Zhao, Lyu, You,
 Huai and Ma, ICML 2024)."""
 
 from __future__ import annotations

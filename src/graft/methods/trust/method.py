@@ -85,10 +85,8 @@ class TRUST(Method):
     w_kl: Annotated[float, Ge(0), Search(0.001, 1.0, log=True)] = 0.01
     # Weight of the transport between predictions in the proxy's loss; 0 needs no linear head.
     w_wd: Annotated[float, Ge(0), Search(0.001, 1.0, log=True)] = 0.025
-    w_back: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = (
-        1.0  # weight of the proxy in the private model's loss
-    )
-    # What a proxy teaches: to rank classes of its set above all others, or its predictions where that is one class.
+    # Weight of what the proxy teaches in the private model's loss; 0: nothing.
+    w_back: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
     backward: Annotated[Literal["ranking", "certain"], Search(choices=("ranking", "certain"))] = "ranking"
     # Whose labels sets are calibrated by: of nodes that no model was trained on, or of those it was.
     calibrate: Literal["validation", "train"] = "validation"
