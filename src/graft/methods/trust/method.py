@@ -87,6 +87,7 @@ class TRUST(Method):
     w_wd: Annotated[float, Ge(0), Search(0.001, 1.0, log=True)] = 0.025
     # Weight of what the proxy teaches in the private model's loss; 0: nothing.
     w_back: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
+    # What a proxy teaches: to rank classes of its set above all others, or its predictions where that is one class.
     backward: Annotated[Literal["ranking", "certain"], Search(choices=("ranking", "certain"))] = "ranking"
     # Whose labels sets are calibrated by: of nodes that no model was trained on, or of those it was.
     calibrate: Literal["validation", "train"] = "validation"
