@@ -161,8 +161,9 @@ class TRUST(Method):
     def prepare(self, fleet: Fleet) -> Tree:
         """Train a model of the private architecture alone."""
         training = replace(fleet.training, epochs=self.pretrain_epochs, optimizer_state="reset")
-        loss = lambda weights, batch: batch.label_loss(weights)  # noqa: E731
-        fleet.state.guide = fleet.fit(fleet.state.guide, loss, "guide", fleet.model.frozen, training)
+        fleet.state.guide = fleet.fit(
+            fleet.state.guide, lambda weights, batch: batch.label_loss(weights), "guide", training=training
+        )
         if self.warm_start:
             fleet.state.model = map_tree(torch.clone, fleet.state.guide)
         return Tree()
