@@ -31,7 +31,8 @@ def label_entropy(graph: FleetGraph, one_hot: Tensor) -> Tensor:
     """D1: the entropy of the classes [clients, nodes, classes] among a node and its neighbours."""
     counts = graph.with_self_loops @ one_hot
     shares = counts / counts.sum(2, keepdim=True).clamp(min=1e-12)
-    return -torch.special.xlogy(shares, shares).sum(2)
+    entropy: Tensor = -torch.special.xlogy(shares, shares).sum(2)
+    return entropy
 
 
 def distance_to_class(embedding: Tensor, one_hot: Tensor) -> Tensor:
