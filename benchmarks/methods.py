@@ -18,6 +18,9 @@ averaging, and a score of every local model. `fedppn` runs them with prototypes 
 GCN of which clients hold parts, and a score of these and of the whole. `fedtad_server` runs what FedTAD's server does
 in a round, with the models of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides
 alternate, so that a busy machine disturbs both.
+averaging, and a score of every local model; `trust` runs those of TRUST with the same architectures. `fedtad_server`
+runs what FedTAD's server does in a round, with the models of all clients on one synthetic graph, and scores the
+corrected model. Rounds of both sides alternate, so that a busy machine disturbs both.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from loop_fgssl import LoopFGSSL
 from loop_subgraph import LoopFedPUB, LoopGCFLPlus
 from loop_fedppn import LoopFedPPN
 from loop_fiarse import LoopFIARSE
+from loop_trust import LoopTRUST
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
@@ -59,10 +63,11 @@ from graft.methods.gcfl import GCFLPlus
 from graft.methods.fedppn import FedPPN
 from graft.methods.fedtad import FedTADPaper
 from graft.methods.fiarse import FIARSE
+from graft.methods.trust import TRUST
 
 
-def graft_fedgkc(graphs: list[Graph], device: torch.device, method: FedGKC) -> GraftSide:
-    """FedGKC in Graft, with five architectures."""
+def graft_mixed(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
+    """A method in Graft, with five architectures."""
     return GraftSide(make_setup(method, graphs, device, "architectures"))
 
 
@@ -119,6 +124,9 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
     "fedppn": (FedPPN(), LoopFedPPN, graft_fedppn),
     "fiarse": (FIARSE(), LoopFIARSE, graft_fiarse),
+    "fedgkc": (FedGKC(), LoopFedGKC, graft_mixed),
+    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_mixed),
+    "trust": (TRUST(), LoopTRUST, graft_mixed),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
     "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, graft_gcn),
 }

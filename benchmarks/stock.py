@@ -23,13 +23,12 @@ LAYERS = {
 
 
 class StockNet(nn.Module):
-    """Two stock layers and a linear head; SGC has one layer of two steps."""
+    """Two stock layers, or more, and a linear head; SGC has one layer of two steps."""
 
-    def __init__(self, kind: str, features: int, classes: int) -> None:
+    def __init__(self, kind: str, features: int, classes: int, depth: int = 2) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            [SGConv(features, 64, K=2)] if kind == "sgc" else [LAYERS[kind](features), LAYERS[kind](64)]
-        )
+        widths = [features] + [64] * (depth - 1)
+        self.layers = nn.ModuleList([SGConv(features, 64, K=2)] if kind == "sgc" else map(LAYERS[kind], widths))
         self.active = kind != "sgc"
         self.head = nn.Linear(64, classes)
 

@@ -176,7 +176,7 @@ def test_an_average_that_can_leave_out_nobody_is_refused():
 
 def test_methods_that_only_take_means_take_other_averages():
     able = METHODS.matching(takes_averages)
-    assert {"fedavg", "fedprox", "scaffold", "fedgkc", "fedomd", "lg_fedavg", "fml"} <= set(able)
+    assert {"fedavg", "fedprox", "scaffold", "fedgkc", "fedomd", "lg_fedavg", "fml", "trust"} <= set(able)
     others = {"fedgta", "fedkd", "fedlit", "fedproto", "fedtad", "gossip", "dfed_sst", "local", "majority"}
     assert not others & set(able)
 

@@ -83,6 +83,7 @@ AVERAGES = {
     "fedlit": ("train/common",),
     "fml": ("train/meme",),
     **dict.fromkeys(("fedbn", "fedrep", "lg_fedavg"), ("train/shared",)),
+    "trust": ("train/proxy",),
 }
 
 

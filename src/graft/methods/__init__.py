@@ -78,6 +78,7 @@ METHOD_FAMILIES = {
             "fiarse_grouped": "graft.methods.fiarse:FIARSEGrouped",
             "fml": "graft.methods.fml:FML",
             "lg_fedavg": "graft.methods.lg_fedavg:LGFedAvg",
+            "trust": "graft.methods.trust:TRUST",
         },
     ),
     "No server": Family(

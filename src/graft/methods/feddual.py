@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedDual(PeerMethod):
-    """Peers meet in pairs, drawn anew every round, and both take the weighted mean of their models (weight_by).
+    """Made after the paper's abstract alone: peers meet in pairs, drawn anew every round, and both take the weighted
+    mean of their models (weight_by).
 
-    Only the abstract of the paper was at hand. Here all pairs meet at once, where the paper's are asynchronous, and its
-    noise reduction by private set intersection is left out: report this as pair-wise gossip.
+    All pairs meet at once, where the paper's are asynchronous, and its noise reduction by private set intersection is
+    left out. How pairs are drawn, means are weighted and noise is added is our choice: report this as pair-wise gossip.
     """
 
     reveals: ClassVar = {"share/model": None, "show/model": MODEL, "show/vote": VOTE}

@@ -50,8 +50,7 @@ class FedLIT(Method):
     averages: ClassVar[tuple[str, ...]] = ("train/common",)
     averaged: ClassVar[str | None] = "model"
 
-    # m: latent link types; the paper has 4, on graphs known to have several.
-    types: Annotated[int, Ge(1), Le(64), Search(2, 6)] = 2
+    types: Annotated[int, Ge(1), Le(64), Search(2, 6)] = 4  # m: latent link types
     # How often edges are assigned to types and centroids moved before a training step.
     em_iterations: Annotated[int, Ge(1), Le(64), Search(1, 3)] = 1
     layers: Annotated[int, Ge(1), Le(64)] = 2  # graph convolutions in a channel
