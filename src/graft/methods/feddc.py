@@ -101,7 +101,7 @@ class FedDC(FedAvg):
             return self.drifting_loss(batch, weights, start, target, correction)
 
         if correction is None:
-            model, control = fleet.fit(start, loss, training=training), state.get("control")
+            model, control = fleet.fit(start, loss, training=training), state.get("control", Tree())
         else:
             model, control = fit_and_average(fleet, start, loss, correction, training)
         reply = Tree(model=model, weight=votes(fleet, self.average))
