@@ -1,9 +1,9 @@
 """Graft against the same work client by client with stock PyG layers, in one run.
 
 `fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
-averaging, and a score of every local model. `fedadam`, `feddyn` and `fednova` run whole rounds with one. `fedtad_server` runs what FedTAD's server does in a round, with the models
-of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
-machine disturbs both.
+averaging, and a score of every local model. `fedadam`, `feddyn` and `fednova` run whole rounds with one.
+`fedtad_server` runs what FedTAD's server does in a round, with the models of all clients on one synthetic graph, and
+scores the corrected model. Rounds of both sides alternate, so that a busy machine disturbs both.
 """
 
 from __future__ import annotations
