@@ -1,31 +1,17 @@
 """Graft against the same work client by client with stock PyG layers, in one run.
 
-`fedgkc` runs whole rounds with five architectures: copilots and local models in turn for three epochs, knowledge,
-averaging, and a score of every local model. `ditto`, `fedrep`, `pfedme` and `fedbn` train one architecture, and score
-every client's own model and, where there is one, the global one. `fedtad_server` runs what FedTAD's server does in a
-round, with the models of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides
-alternate, so that a busy machine disturbs both.
-averaging, and a score of every local model. `fgssl` runs whole rounds of one architecture, and `adafgl` those in which
-clients train alone, after one of FedAvg. `fedtad_server` runs what FedTAD's server does in a round, with the models
-averaging, and a score of every local model. `fedadam`, `feddyn` and `fednova` run whole rounds with one. `fedtad_server` runs what FedTAD's server does in a round, with the models
-of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides alternate, so that a busy
-machine disturbs both.
-averaging, and a score of every local model. `fedtad_server` runs what FedTAD's server does in a round, with the models
-of all clients on one synthetic graph, and scores the corrected model. `fed_pub` and `gcfl_plus` train one architecture;
-GCFL+ with thresholds under which no cluster is split. Rounds of both sides alternate, so that a busy machine disturbs
-both.
-averaging, and a score of every local model. `fedppn` runs them with prototypes that clients propagate, `fiarse` with a
-GCN of which clients hold parts, and a score of these and of the whole. `fedtad_server` runs what FedTAD's server does
-in a round, with the models of all clients on one synthetic graph, and scores the corrected model. Rounds of both sides
-alternate, so that a busy machine disturbs both.
-averaging, and a score of every local model; `trust` runs those of TRUST with the same architectures. `fedtad_server`
-runs what FedTAD's server does in a round, with the models of all clients on one synthetic graph, and scores the
-corrected model. Rounds of both sides alternate, so that a busy machine disturbs both.
+A round is local training, averaging, and a score of every client's own model and, where there is one, of the global
+model. `fedgkc`, `fedppn` and `trust` have clients of five architectures, `fedbn` a GIN, which has normalisation layers,
+and all others a GCN. `adafgl` is timed in the rounds in which clients train alone, after one of FedAvg; `gcfl_plus` has
+thresholds under which no cluster is split; `fiarse` also scores the whole model of which clients hold parts.
+`fedtad_server` runs what FedTAD's server does in a round, with the models of all clients on one synthetic graph, and
+scores the corrected model. Rounds of both sides alternate, so that a busy machine disturbs both.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,100 +21,61 @@ from harness import GraftSide, alternate, make_parser, make_setup, parse, write_
 from loop_adafgl import LoopAdaFGL
 from loop_averaging import LoopFedAdam, LoopFedDyn, LoopFedNova
 from loop_fedgkc import LoopFedGKC
-from loop_personal import LoopDitto, LoopFedBN, LoopFedRep, LoopPFedMe
-from loop_fgssl import LoopFGSSL
-from loop_subgraph import LoopFedPUB, LoopGCFLPlus
 from loop_fedppn import LoopFedPPN
+from loop_fgssl import LoopFGSSL
 from loop_fiarse import LoopFIARSE
+from loop_personal import LoopDitto, LoopFedBN, LoopFedRep, LoopPFedMe
+from loop_subgraph import LoopFedPUB, LoopGCFLPlus
 from loop_trust import LoopTRUST
 
 from graft.data import datasets, federation
 from graft.data.graphs import Graph
 from graft.federation.method import Method
-from graft.methods.ditto import Ditto
-from graft.methods.fedbn import FedBN
-from graft.methods.adafgl import AdaFGL
-from graft.methods.fed_pub import FedPUB
-from graft.methods.fedgkc import FedGKC, FedGKCPaper
-from graft.methods.fedrep import FedRep
 from graft.federation.server_optimizer_names import suiting_optimizer
+from graft.methods.adafgl import AdaFGL
+from graft.methods.ditto import Ditto
+from graft.methods.fed_pub import FedPUB
+from graft.methods.fedbn import FedBN
 from graft.methods.feddyn import FedDyn
 from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fednova import FedNova
 from graft.methods.fedopt import FedAdam
-from graft.methods.fedtad import FedTADPaper
-from graft.methods.pfedme import PFedMe
-from graft.methods.fgssl import FGSSL
-from graft.methods.gcfl import GCFLPlus
 from graft.methods.fedppn import FedPPN
+from graft.methods.fedrep import FedRep
 from graft.methods.fedtad import FedTADPaper
+from graft.methods.fgssl import FGSSL
 from graft.methods.fiarse import FIARSE
+from graft.methods.gcfl import GCFLPlus
+from graft.methods.pfedme import PFedMe
 from graft.methods.trust import TRUST
 
 
-def graft_mixed(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
-    """A method in Graft, with five architectures."""
-    return GraftSide(make_setup(method, graphs, device, "architectures"))
-
-
-def graft_gcn(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
-    """A method of one architecture in Graft, with a GCN."""
-    return GraftSide(make_setup(method, graphs, device))
-
-
-def graft_gin(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
-    """The same with a GIN, which has normalisation layers."""
-    return GraftSide(make_setup(method, graphs, device, "gin"))
-
-
-    """A method in Graft, with one architecture."""
-    return GraftSide(make_setup(method, graphs, device))
-
-
-CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
-    "fed_pub": (FedPUB(), LoopFedPUB, graft_gcn),
-    "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
-    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
-    "ditto": (Ditto(), LoopDitto, graft_gcn),
-    "fedrep": (FedRep(), LoopFedRep, graft_gcn),
-    "pfedme": (PFedMe(), LoopPFedMe, graft_gcn),
-    "fedbn": (FedBN(), LoopFedBN, graft_gin),
-    """A method in Graft, with one architecture."""
-    return GraftSide(make_setup(method, graphs, device))
-def graft_one_model(graphs: list[Graph], device: torch.device, method: Method) -> GraftSide:
-    """A method in Graft whose clients all train a GCN, with the server's optimiser that it sets."""
+def in_graft(graphs: list[Graph], device: torch.device, method: Method, models: str = "gcn") -> GraftSide:
+    """A method in Graft, with clients of these models, and the server's optimiser that the method sets."""
     optimizer = suiting_optimizer(method.experiment_defaults.get("server_optimizer", "none"))
-    return GraftSide(replace(make_setup(method, graphs, device), server_optimizer=optimizer))
+    return GraftSide(replace(make_setup(method, graphs, device, models), server_optimizer=optimizer))
 
 
-CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
-    "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
-    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
-    "fgssl": (FGSSL(), LoopFGSSL, graft_gcn),
-    "adafgl": (AdaFGL(extractor_share=0.01), LoopAdaFGL, graft_gcn),
-    "fedadam": (FedAdam(), LoopFedAdam, graft_one_model),
-    "feddyn": (FedDyn(), LoopFedDyn, graft_one_model),
-    "fednova": (FedNova(), LoopFedNova, graft_one_model),
-def graft_fedppn(graphs: list[Graph], device: torch.device, method: FedPPN) -> GraftSide:
-    """FedPPN in Graft, with five architectures."""
-    return GraftSide(make_setup(method, graphs, device, "architectures"))
-
-
-def graft_fiarse(graphs: list[Graph], device: torch.device, method: FIARSE) -> GraftSide:
-    """FIARSE in Graft, with a GCN."""
-    return GraftSide(make_setup(method, graphs, device))
-
+five_architectures = partial(in_graft, models="architectures")
 
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
-    "fedgkc": (FedGKC(), LoopFedGKC, graft_fedgkc),
-    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_fedgkc),
-    "fedppn": (FedPPN(), LoopFedPPN, graft_fedppn),
-    "fiarse": (FIARSE(), LoopFIARSE, graft_fiarse),
-    "fedgkc": (FedGKC(), LoopFedGKC, graft_mixed),
-    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, graft_mixed),
-    "trust": (TRUST(), LoopTRUST, graft_mixed),
+    "fedgkc": (FedGKC(), LoopFedGKC, five_architectures),
+    "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, five_architectures),
+    "fedppn": (FedPPN(), LoopFedPPN, five_architectures),
+    "trust": (TRUST(), LoopTRUST, five_architectures),
+    "fiarse": (FIARSE(), LoopFIARSE, in_graft),
+    "fedadam": (FedAdam(), LoopFedAdam, in_graft),
+    "feddyn": (FedDyn(), LoopFedDyn, in_graft),
+    "fednova": (FedNova(), LoopFedNova, in_graft),
+    "ditto": (Ditto(), LoopDitto, in_graft),
+    "fedrep": (FedRep(), LoopFedRep, in_graft),
+    "pfedme": (PFedMe(), LoopPFedMe, in_graft),
+    "fedbn": (FedBN(), LoopFedBN, partial(in_graft, models="gin")),
+    "fed_pub": (FedPUB(), LoopFedPUB, in_graft),
+    "fgssl": (FGSSL(), LoopFGSSL, in_graft),
+    "adafgl": (AdaFGL(extractor_share=0.01), LoopAdaFGL, in_graft),
+    "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, in_graft),
     "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
-    "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, graft_gcn),
 }
 
 

@@ -133,7 +133,7 @@ class Experiment:
         Doc("How the server steps to the average: none takes it; sgd, momentum, adam, yogi or adagrad."),
     ] = "none"
     server_rate: Annotated[
-        float, Gt(0), Search(1e-3, 1.0, log=True), Doc("Step size of the server's optimiser; 0.03 with adaptive ones.")
+        float, Gt(0), Search(1e-3, 1.0, log=True), Doc("Its step size; by default what suits the optimiser.")
     ] = 1.0
     server_momentum: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.95), Doc("Share of its direction it keeps.")] = 0.9
     server_beta2: Annotated[float, Ge(0), Lt(1), Doc("Share of its mean square that it keeps: adam, yogi.")] = 0.99

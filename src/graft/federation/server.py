@@ -65,7 +65,7 @@ class Server:
         """Sets the moments of the server's optimiser, if it has one; refuses a method that has nothing to step."""
         if self.optimizer is None:
             return
-        if method.averaged not in self.state:
+        if method.averaged is None or method.averaged not in self.state:
             raise InputError(
                 f"server_optimizer is {self.optimizer.name}, but with these settings {type(method).__name__} keeps no "
                 "average at the server: use none."

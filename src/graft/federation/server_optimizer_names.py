@@ -4,45 +4,28 @@ neither PyTorch nor NumPy."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from graft.federation.method import Method
 
-NONE = "none"
-
-
-class ServerOptimizerKind(NamedTuple):
-    """What a server's optimiser reads of an experiment, and the values of these fields that suit it."""
-
-    words: str  # what it is
-    defaults: Mapping[str, float]
-
-
-SERVER_OPTIMIZERS = {
-    "sgd": ServerOptimizerKind("a share of the way to the average", {"server_rate": 1.0}),
-    "momentum": ServerOptimizerKind(
-        "goes on in the direction of its last steps", {"server_rate": 1.0, "server_momentum": 0.9}
-    ),
-    "adam": ServerOptimizerKind(
-        "steps of one size for every number, by a mean of squares that forgets",
-        {"server_rate": 0.03, "server_momentum": 0.9, "server_beta2": 0.99, "server_tau": 1e-3},
-    ),
-    "yogi": ServerOptimizerKind(
-        "the same, by a mean of squares that falls slowly",
-        {"server_rate": 0.03, "server_momentum": 0.9, "server_beta2": 0.99, "server_tau": 1e-3},
-    ),
-    "adagrad": ServerOptimizerKind(
-        "the same, by the sum of all squares",
-        {"server_rate": 0.03, "server_momentum": 0.0, "server_tau": 1e-3},
-    ),
+NONE: Final = "none"
+ADAPTIVE = {"server_rate": 0.005, "server_momentum": 0.9, "server_beta2": 0.99, "server_tau": 1e-3}
+# What each reads of an experiment, and the values that suit it. Rates are those that trained best by validation nodes of
+# Cora and Photo, with Adam at the clients and with momentum.
+SERVER_OPTIMIZERS: dict[str, dict[str, float]] = {
+    "sgd": {"server_rate": 1.0},
+    "momentum": {"server_rate": 0.1, "server_momentum": 0.9},
+    "adam": ADAPTIVE,
+    "yogi": ADAPTIVE,
+    "adagrad": {"server_rate": 0.03, "server_momentum": 0.0, "server_tau": 1e-3},
 }
-FIELDS = tuple(dict.fromkeys(field for kind in SERVER_OPTIMIZERS.values() for field in kind.defaults))
+FIELDS = tuple(dict.fromkeys(field for defaults in SERVER_OPTIMIZERS.values() for field in defaults))
 
 
 def suiting_defaults(name: str) -> Mapping[str, float]:
     """Returns the values that fields of an experiment have with a server's optimiser where nobody says otherwise."""
-    return SERVER_OPTIMIZERS[name].defaults if name in SERVER_OPTIMIZERS else {}
+    return SERVER_OPTIMIZERS.get(name, {})
 
 
 def unread_fields(name: str) -> list[str]:
@@ -62,16 +45,20 @@ class ServerOptimizer(NamedTuple):
 
 def suiting_optimizer(name: str) -> ServerOptimizer | None:
     """Returns a server's optimiser with the values that suit it; None for none."""
-    values = {field.removeprefix("server_"): value for field, value in suiting_defaults(name).items()}
-    return None if name == NONE else ServerOptimizer(name, **values)
+    return None if name == NONE else ServerOptimizer(name, **without_prefix(suiting_defaults(name)))
+
+
+def without_prefix(fields: Mapping[str, float]) -> dict[str, float]:
+    """Returns values by what `ServerOptimizer` calls the fields of an experiment."""
+    return {name.removeprefix("server_"): value for name, value in fields.items()}
 
 
 def server_optimizer_of(experiment: Any) -> ServerOptimizer | None:
     """Returns the server's optimiser that an experiment asks for, if any."""
     if experiment.server_optimizer == NONE:
         return None
-    values = {field.removeprefix("server_"): getattr(experiment, field) for field in FIELDS}
-    return ServerOptimizer(experiment.server_optimizer, **values)
+    values = {field: getattr(experiment, field) for field in FIELDS}
+    return ServerOptimizer(experiment.server_optimizer, **without_prefix(values))
 
 
 def takes_server_optimizer(kind: type[Method]) -> bool:
