@@ -142,7 +142,8 @@ class FedPUB(Method):
             shape = self.proxy_blocks, self.proxy_nodes, self.proxy_edges
             single = random_graph(fleet.seed, fleet.features, *shape, fleet.device)
             fleet.caches[0][key] = ProxyGraph(single, len(fleet.clients))
-        return fleet.predict(self.personal(fleet), graph=fleet.caches[0][key]).embedding.mean(1)
+        graph: ProxyGraph = fleet.caches[0][key]
+        return fleet.predict(self.personal(fleet), graph=graph).embedding.mean(1)
 
     def personal(self, fleet: Fleet) -> Weights:
         return masked(fleet.state.model, self.pruned(fleet.state.masks))
