@@ -142,8 +142,7 @@ class FedPUB(Method):
             shape = self.proxy_blocks, self.proxy_nodes, self.proxy_edges
             single = random_graph(fleet.seed, fleet.features, *shape, fleet.device)
             fleet.caches[0][key] = ProxyGraph(single, len(fleet.clients))
-        graph: ProxyGraph = fleet.caches[0][key]
-        return fleet.predict(self.personal(fleet), graph=graph).embedding.mean(1)
+        return fleet.predict(self.personal(fleet), graph=fleet.caches[0][key]).embedding.mean(1)
 
     def personal(self, fleet: Fleet) -> Weights:
         return masked(fleet.state.model, self.pruned(fleet.state.masks))
@@ -166,4 +165,5 @@ def total_size(masks: Weights, fleet: Fleet) -> Tensor:
 
 def lengths(leaf: Tensor, order: int) -> Tensor:
     """Returns the norm of each client's part of a stacked tensor."""
-    return torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), order, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), order, dim=1)
+    return norms
