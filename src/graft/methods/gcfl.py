@@ -26,6 +26,7 @@ from graft.tensors.trees import (
     flatten,
     map_tree,
     select_clients,
+    stack,
     trainable,
     unflatten,
     weighted_mean,
@@ -76,20 +77,21 @@ class GCFL(Method):
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:
         state, rows = server.state, index_tensor(tuple(replies.clients), server.device)
-        frozen = server.model.frozen
-        moved = difference(replies.model, select_clients(state.models, rows), frozen)
+        moved = difference(replies.model, select_clients(state.models, rows), server.model.frozen)
         updates = torch.cat([leaf.reshape(len(leaf), -1) for _, leaf in flatten(moved)], dim=1)
         self.observe(server, rows, replies)
         self.split_clusters(server, replies.clients, updates, early=clients.round <= self.warm_up)
-        clusters = state.cluster.tolist()
-        for cluster in sorted({clusters[client] for client in replies.clients}):
-            inside = [row for row, client in enumerate(replies.clients) if clusters[client] == cluster]
-            members = [client for client in range(server.clients) if clusters[client] == cluster]
+        clusters: list[int] = state.cluster.tolist()
+        # All members began at the same model, so the mean of theirs is that model with the mean update.
+        means = []
+        for inside in by_cluster(clusters, replies.clients).values():
             chosen = index_tensor(tuple(inside), server.device)
-            # All members began at the same model, so the mean of theirs is that model with the mean update.
-            mean = weighted_mean(select_clients(replies.model, chosen), replies.weight[chosen])
-            everyone = index_tensor(tuple(members), server.device)
-            state.models = write_rows(state.models, everyone, broadcast_tree(mean, len(members), server.device))
+            means.append(weighted_mean(select_clients(replies.model, chosen), replies.weight[chosen]))
+        place = {cluster: index for index, cluster in enumerate(by_cluster(clusters, replies.clients))}
+        members = [client for client, cluster in enumerate(clusters) if cluster in place]
+        of_members = index_tensor(tuple(place[clusters[client]] for client in members), server.device)
+        everyone = index_tensor(tuple(members), server.device)
+        state.models = write_rows(state.models, everyone, select_clients(stack(means), of_members))
         server.record(cluster=state.cluster)
 
     @step
@@ -104,10 +106,9 @@ class GCFL(Method):
     def split_clusters(self, server: Server, clients: list[int], updates: Tensor, *, early: bool) -> None:
         """Split every cluster that is to be split, judged by those of its members that took part."""
         state = server.state
-        clusters = state.cluster.tolist()
+        clusters: list[int] = state.cluster.tolist()
         mean_norms, largest_norms = [0.0] * len(clients), [0.0] * len(clients)
-        for cluster in sorted({clusters[client] for client in clients}):
-            inside = [row for row, client in enumerate(clients) if clusters[client] == cluster]
+        for inside in by_cluster(clusters, clients).values():
             own = updates[index_tensor(tuple(inside), server.device)]
             norms = torch.stack([own.mean(0).norm(), own.norm(dim=1).max()]).double()
             if not state.first.any():
@@ -121,8 +122,9 @@ class GCFL(Method):
                 continue
             alike = self.similarity(server, [clients[row] for row in inside], own)
             smaller = [] if alike is None else smaller_part(alike)
+            new = max(clusters) + 1
             for position in smaller:
-                clusters[clients[inside[position]]] = max(state.cluster.tolist()) + 1
+                clusters[clients[inside[position]]] = new
             if smaller:
                 state.cluster = torch.tensor(clusters, device=server.device)
                 self.forget(server)
@@ -197,7 +199,16 @@ class GCFLPlus(GCFL):
             deviation = sequences.std(axis=1, keepdims=True)
             sequences = sequences / np.where(deviation > 0, deviation, 1)
         distances = warping_distances(sequences)
-        return distances.max() - distances
+        alike: Matrix = distances.max() - distances
+        return alike
+
+
+def by_cluster(clusters: list[int], clients: list[int]) -> dict[int, list[int]]:
+    """Returns the positions of some clients, by the cluster that each is in."""
+    positions: dict[int, list[int]] = {}
+    for position, client in enumerate(clients):
+        positions.setdefault(clusters[client], []).append(position)
+    return dict(sorted(positions.items()))
 
 
 def noting_gradients(weights: Weights, paths: set[str], gradients: dict[str, Tensor]) -> Tree:

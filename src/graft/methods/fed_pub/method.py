@@ -165,4 +165,5 @@ def total_size(masks: Weights, fleet: Fleet) -> Tensor:
 
 def lengths(leaf: Tensor, order: int) -> Tensor:
     """Returns the norm of each client's part of a stacked tensor."""
-    return torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), order, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), order, dim=1)
+    return norms
