@@ -69,7 +69,8 @@ def best_validated(fleet: Fleet, candidates: Weights) -> Weights:
     all where there are few such nodes."""
     enough = fleet.totals()[:, :, 1].sum(1) >= FEW
     usual, *others = candidates.values()
-    best, most = usual, fleet.count_validated(fleet.predict(usual).logits)
+    best: Weights = usual
+    most = fleet.count_validated(fleet.predict(usual).logits)
     for model in others:
         correct = fleet.count_validated(fleet.predict(model).logits)
         better = enough & (correct > most)

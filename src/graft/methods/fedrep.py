@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from graft.models.architecture import Model
 
 
+SHARED = Reveals("weights of the shared part of the client's trained model", model=True)
+
+
 @dataclass(frozen=True)
 class PartlyShared(Method):
     """Clients train one architecture of which some paths are averaged, and the others never leave a client."""
 
     one_model: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
-    reveals: ClassVar = {
-        "train/shared": Reveals("weights of the shared part of the client's trained model", model=True),
-        "train/weight": VOTE,
-    }
+    reveals: ClassVar = {"train/shared": SHARED, "train/weight": VOTE}
     averages: ClassVar[tuple[str, ...]] = ("train/shared",)
 
     def start_server(self, server: Server) -> None:
@@ -74,7 +74,8 @@ class FedRep(PartlyShared):
     """Clients train heads of their own on a body that is averaged: in every round first the head, then the body."""
 
     reveals: ClassVar = {
-        field: replace(revealed, when="unless share is nothing") for field, revealed in PartlyShared.reveals.items()
+        "train/shared": replace(SHARED, when="unless share is nothing"),
+        "train/weight": replace(VOTE, when="unless share is nothing"),
     }
 
     share: Literal["body", "all", "nothing"] = "body"  # what is sent: "all" is FedAvg, "nothing" is local training
