@@ -105,7 +105,7 @@ class LoopTRUST:
 
     def teach_proxy(self, client: int) -> None:
         method, proxy, (x, edges, y, train, *_) = self.method, self.proxies[client], self.data[client]
-        teacher, temperature, heater = self.evaluate(self.models[client], client)[0], *self.heat(client)
+        teacher, temperature = self.evaluate(self.models[client], client)[0], self.temperatures[client]
         unit = functional.normalize(self.models[client].head.weight.detach(), dim=1)
         costs = 1 - torch.exp(-method.kappa * (1 - unit @ unit.T))
         for epoch in range(self.rounds * EPOCHS, (self.rounds + 1) * EPOCHS):
@@ -123,10 +123,7 @@ class LoopTRUST:
             self.optimizers[client][0].zero_grad()
             loss.backward(inputs=list(proxy.parameters()))
             self.optimizers[client][0].step()
-            heater.step()
-
-    def heat(self, client: int) -> tuple[Tensor, torch.optim.Optimizer]:
-        return self.temperatures[client], self.heaters[client]
+            self.heaters[client].step()
 
     @torch.no_grad()
     def evaluate(self, model: StockNet, client: int) -> Tensor:
