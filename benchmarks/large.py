@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from fleet import graft_fedavg
 from harness import GraftSide, Side, make_parser, parse, write_results
-from methods import graft_fedgkc
+from methods import five_architectures
 from roofline import copy_bandwidth
 from traffic import Moved, count_bytes_moved
 
@@ -78,7 +78,7 @@ def measure(name: str, device: torch.device, scale: float = 1.0, rounds: int = 1
     generated = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    side = graft_fedgkc(graphs, device, FedGKC()) if name == "arxiv" else graft_fedavg(graphs, device)
+    side = five_architectures(graphs, device, FedGKC()) if name == "arxiv" else graft_fedavg(graphs, device)
     row: dict[str, Any] = {
         "size": name,
         "scale": scale,

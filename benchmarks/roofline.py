@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from fleet import EPOCHS, graft_fedavg
 from harness import make_parser, parse, write_results
-from methods import graft_fedgkc
+from methods import five_architectures
 from stock import ARCHITECTURES
 
 from graft.data import datasets, federation
@@ -180,7 +180,7 @@ def measure(device: torch.device, clients: int = 20, rounds: int = 10, warmup: i
     for name, cost_of in (("fedavg", fedavg_cost), ("fedgkc", fedgkc_cost)):
         cost, kept = cost_of(graphs)
         bandwidth_of_kept = copy_bandwidth(device, kept, 20)
-        side = graft_fedavg(graphs, device) if name == "fedavg" else graft_fedgkc(graphs, device, FedGKC())
+        side = graft_fedavg(graphs, device) if name == "fedavg" else five_architectures(graphs, device, FedGKC())
         times = []
         for _ in range(rounds + warmup):
             start = time.perf_counter()

@@ -4,7 +4,7 @@ learning. ICML 2020."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from graft.training.optimizers import Training
 
 Average = Literal["uniform", "votes"]
-Number = TypeVar("Number", float, Tensor)
+Steps = int | Tensor  # of all clients, or of each
 CONTROL = Reveals("change of the client's control variate: a gradient of its loss, less the one before", model=True)
 
 
@@ -135,15 +135,16 @@ def fit_and_average(
     return model, map_tree(lambda leaf, corrected: leaf / per_row(length, leaf) - corrected, moved, correction)
 
 
-def path_length(steps: Number, momentum: float) -> Number:
+def path_length(steps: Steps, momentum: float) -> float | Tensor:
     """Returns how far a gradient of 1 in every step moves a model at a learning rate of 1: the number of steps, and
     with momentum more, since each is taken again, by less and less, in all that follow."""
     return (steps - decayed_steps(steps, momentum)) / (1 - momentum)
 
 
-def decayed_steps(steps: Number, momentum: float) -> Number:
+def decayed_steps(steps: Steps, momentum: float) -> float | Tensor:
     """Returns how often a velocity from before is taken again in some steps: momentum + momentum^2 + ..."""
-    return momentum * (1 - momentum**steps) / (1 - momentum)
+    left: float | Tensor = momentum**steps
+    return momentum * (1 - left) / (1 - momentum)
 
 
 def per_row(value: float | Tensor, leaf: Tensor) -> float | Tensor:
