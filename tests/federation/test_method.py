@@ -75,6 +75,7 @@ def test_a_plug_may_look_at_every_model_whatever_its_host_averages(plug):
 FEDOMD = ("means/mean", "moments/moments", "match/model", "train/model")
 AVERAGES = {
     **dict.fromkeys(("fedavg", "fedgcn", "fedmlp", "fedprox", "fedsage_plus", "moon"), ("train/model",)),
+    **dict.fromkeys(("fedadagrad", "fedadam", "fedavgm", "feddyn", "fednova", "fedyogi"), ("train/model",)),
     **dict.fromkeys(("feddc", "scaffold"), ("train/model", "train/change")),
     **dict.fromkeys(("fedgkc", "fedgkc_paper"), ("train/copilot",)),
     **dict.fromkeys(("fedomd", "fedomd_paper"), FEDOMD),
@@ -87,3 +88,10 @@ AVERAGES = {
 def test_methods_whose_server_averages_say_so_and_no_others():
     assert {name: kind.averages for name, kind in METHODS.items() if kind.averages} == AVERAGES
     assert {"fedtad", "fedgta", "fedproto", "fedkd"} < METHODS.keys() - AVERAGES.keys()
+
+
+def test_averages_that_a_server_keeps_are_those_that_it_takes_and_what_is_distilled():
+    kept = {name: kind.averaged for name, kind in METHODS.items() if kind.averaged}
+    others = {"fedgkc": "copilot", "fedgkc_paper": "copilot", "fml": "meme", "lg_fedavg": "shared"}
+    models = dict.fromkeys((AVERAGES.keys() | {"fedtad", "fedtad_paper", "fedtad_released"}) - others.keys(), "model")
+    assert kept == {**models, **others}
