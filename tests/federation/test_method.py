@@ -77,6 +77,7 @@ AVERAGES = {
     **dict.fromkeys(
         ("ditto", "fedavg", "fedgcn", "fedmlp", "fedprox", "fedsage_plus", "moon", "pfedme"), ("train/model",)
     ),
+    **dict.fromkeys(("fedadagrad", "fedadam", "fedavgm", "feddyn", "fednova", "fedyogi"), ("train/model",)),
     **dict.fromkeys(("feddc", "scaffold"), ("train/model", "train/change")),
     **dict.fromkeys(("fedgkc", "fedgkc_paper"), ("train/copilot",)),
     **dict.fromkeys(("fedomd", "fedomd_paper"), FEDOMD),
@@ -90,3 +91,10 @@ AVERAGES = {
 def test_methods_whose_server_averages_say_so_and_no_others():
     assert {name: kind.averages for name, kind in METHODS.items() if kind.averages} == AVERAGES
     assert {"fedtad", "fedgta", "fedproto", "fedkd"} < METHODS.keys() - AVERAGES.keys()
+
+
+def test_averages_that_a_server_keeps_are_those_that_it_takes_and_what_is_distilled():
+    kept = {name: kind.averaged for name, kind in METHODS.items() if kind.averaged}
+    others = {"fedgkc": "copilot", "fedgkc_paper": "copilot", "fml": "meme", "lg_fedavg": "shared"}
+    models = dict.fromkeys((AVERAGES.keys() | {"fedtad", "fedtad_paper", "fedtad_released"}) - others.keys(), "model")
+    assert kept == {**models, **others}

@@ -25,7 +25,8 @@ def pack_bytes(tensors: Tree) -> tuple[Tensor, Layout]:
     """Returns a tree of tensors as bytes, the widest numbers first so that each begins at a multiple of its size."""
     flat = sorted(flatten(tensors), key=lambda pair: -pair[1].element_size())
     layout = [(path, leaf.shape, leaf.dtype) for path, leaf in flat]
-    parts = [leaf.detach().reshape(-1).view(torch.uint8) for _, leaf in flat]
+    # A view, such as a diagonal, may stay one when it is reshaped.
+    parts = [leaf.detach().reshape(-1).contiguous().view(torch.uint8) for _, leaf in flat]
     return (torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)), layout
 
 
