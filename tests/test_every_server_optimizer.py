@@ -24,7 +24,7 @@ from graft.tensors.trees import flatten
 from graft.testing.claim import contract_setup
 from graft.testing.contract import through_bytes
 from graft.testing.local_pool import LocalPool
-from tests.contract import contract_method
+from tests.contract import SETTINGS, contract_method
 from tests.methods.normed import Normed
 from tests.methods.quadratic import Parabolas, number_setup
 from tests.toy import gap, run_rounds, run_session, same, toy_graph, toy_setup
@@ -107,7 +107,8 @@ def test_a_plug_works_on_what_the_server_stepped_to(name):
         def after_aggregation(self, server, clients, replies):  # noqa: ARG002
             server.record(seen=server.state.model)
 
-    setup = contract_setup(plugged(METHODS[name], Looks)(), server_optimizer=ServerOptimizer("sgd", 0.5))
+    method = plugged(METHODS[name], Looks)(**SETTINGS.get(name, {}))
+    setup = contract_setup(method, server_optimizer=ServerOptimizer("sgd", 0.5))
     finished = run_rounds(setup, rounds=1)
     assert same(finished.records["seen"], finished.server.state.model)
     host = contract_setup(contract_method(name), server_optimizer=ServerOptimizer("sgd", 0.5))

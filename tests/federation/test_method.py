@@ -78,6 +78,7 @@ AVERAGES = {
         ("ditto", "fedavg", "fedgcn", "fedmlp", "fedprox", "fedsage_plus", "moon", "pfedme"), ("train/model",)
     ),
     **dict.fromkeys(("fedadagrad", "fedadam", "fedavgm", "feddyn", "fednova", "fedyogi"), ("train/model",)),
+    **dict.fromkeys(("adafgl", "fgssl"), ("train/model",)),
     **dict.fromkeys(("feddc", "scaffold"), ("train/model", "train/change")),
     **dict.fromkeys(("fedgkc", "fedgkc_paper"), ("train/copilot",)),
     **dict.fromkeys(("fedomd", "fedomd_paper"), FEDOMD),
@@ -95,6 +96,9 @@ def test_methods_whose_server_averages_say_so_and_no_others():
 
 def test_averages_that_a_server_keeps_are_those_that_it_takes_and_what_is_distilled():
     kept = {name: kind.averaged for name, kind in METHODS.items() if kind.averaged}
-    others = {"fedgkc": "copilot", "fedgkc_paper": "copilot", "fml": "meme", "lg_fedavg": "shared"}
-    models = dict.fromkeys((AVERAGES.keys() | {"fedtad", "fedtad_paper", "fedtad_released"}) - others.keys(), "model")
+    others = {"fedgkc": "copilot", "fedgkc_paper": "copilot", "fml": "meme", "trust": "proxy"}
+    others |= dict.fromkeys(("fedbn", "fedrep", "lg_fedavg"), "shared")
+    stops = {"adafgl"}  # in its second step nothing is averaged any more, and a server with momentum would go on
+    distilled = {"fedtad", "fedtad_paper", "fedtad_released"}
+    models = dict.fromkeys((AVERAGES.keys() | distilled) - others.keys() - stops, "model")
     assert kept == {**models, **others}

@@ -36,6 +36,7 @@ class PartlyShared(Method):
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {"train/shared": SHARED, "train/weight": VOTE}
     averages: ClassVar[tuple[str, ...]] = ("train/shared",)
+    averaged: ClassVar[str | None] = "shared"
 
     def start_server(self, server: Server) -> None:
         model = server.initial()

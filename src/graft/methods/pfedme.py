@@ -32,6 +32,7 @@ class PFedMe(FedAvg):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("train/model",)
+    averaged: ClassVar[str | None] = "model"
 
     # lambda: how strongly a client's own model is held near the local copy.
     lam: Annotated[float, Ge(0), Search(1e-2, 30.0, log=True)] = 1.0

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
     from graft.graphs.fleet_graph import FleetGraph
+    from graft.models.architecture import Model
 
 
 class ProxySets(NamedTuple):
@@ -78,6 +79,7 @@ class TRUST(Method):
         ),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/proxy",)
+    averaged: ClassVar[str | None] = "proxy"
     logged: ClassVar[tuple[str, ...]] = ("train/agreement",)
 
     proxy: str = "gcn3"  # architecture of the model that is sent
@@ -123,10 +125,13 @@ class TRUST(Method):
         """Returns it with few epochs and iterations: nothing of them is sent."""
         return [replace(self, pretrain_epochs=min(self.pretrain_epochs, 1), iterations=1)]
 
+    def averaged_model(self, server: Server) -> Model:
+        return server.architecture(self.proxy)
+
     def start_server(self, server: Server) -> None:
         if self.w_wd:
             check_heads(server)
-        server.state.proxy = server.initial(server.architecture(self.proxy))
+        server.state.proxy = server.initial(self.averaged_model(server))
         # Which clients know how difficult their nodes are.
         server.state.prepared = torch.zeros(server.clients, dtype=torch.bool, device=server.device)
 
