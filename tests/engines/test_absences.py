@@ -13,7 +13,7 @@ from graft.federation.session import Session
 from graft.methods import METHODS
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedomd import FedOMD
-from tests.contract import contract_method
+from tests.contract import contract_method, usual_model
 from tests.test_every_method import SETTINGS
 from tests.toy import gap, toy_setup
 
@@ -60,7 +60,7 @@ def played(session, rounds=3):
 
 
 def federation(method, **settings):
-    models = "gcn,gat,sage" if method.heterogeneous else "gcn"
+    models = "gcn,gat,sage" if method.heterogeneous else usual_model(method)
     return replace(toy_setup(method, clients=3, models=models, dropout=0.5, **settings), minimum=1)
 
 

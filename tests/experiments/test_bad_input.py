@@ -40,7 +40,7 @@ def refused(result, *words):
     [
         (
             ["--method", "fedavgg"],
-            ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "there are centralised, "],
+            ["Unknown method 'fedavgg'", "did you mean 'fedavg'", "there are adafgl, "],
         ),
         (["--dataset", "korra"], ["no dataset or file 'korra'", "cora"]),
         (["--models", "gcm"], ["Unknown model 'gcm'", "gcn, gat, sage"]),

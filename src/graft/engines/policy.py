@@ -121,7 +121,10 @@ def scoring_steps(method: Method) -> dict[str, Kind]:
     for name, fields_of_step in by_step.items():
         if all(reveals in SCORE_FIELDS for reveals in fields_of_step):
             function, _ = find_step(method, name)
-            kinds[name] = "own" if len(inspect.signature(function).parameters) == 1 else "sent"
+            # A step that can be asked without a message scores what the party holds.
+            parameters = inspect.signature(function).parameters.values()
+            needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
+            kinds[name] = "own" if len(needed) == 1 else "sent"
         elif all(reveals == NODE_COUNTS for reveals in fields_of_step):
             kinds[name] = "counts"
     return kinds

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from graft.federation.method import Method
 
 NONE: Final = "none"
-ADAPTIVE = {"server_rate": 0.005, "server_momentum": 0.9, "server_beta2": 0.99, "server_tau": 1e-3}
+ADAPTIVE = {"server_rate": 0.003, "server_momentum": 0.9, "server_beta2": 0.99, "server_tau": 1e-3}
 # What each reads of an experiment, and the values that suit it. Rates trained on Cora and Photo, by validation nodes,
 # with Adam at the clients and with momentum; larger ones of the adaptive kinds did not settle on Photo.
 SERVER_OPTIMIZERS: dict[str, dict[str, float]] = {

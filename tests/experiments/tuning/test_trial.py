@@ -194,7 +194,7 @@ def test_data_without_validation_nodes_cannot_be_tuned_on():
     graph = federation().graph
     unvalidated = replace(graph, validation=np.zeros(graph.nodes, bool))
     with pytest.raises(InputError, match="No client has validation nodes"):
-        tuned_on(unvalidated)
+        tuned_on(unvalidated, "fedprox")
 
 
 def test_data_are_built_once_a_seed(monkeypatch):

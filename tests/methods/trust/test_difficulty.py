@@ -76,9 +76,9 @@ def test_as_many_of_the_easiest_are_taught_as_the_share_allows_rounded_down():
     graph = build_fleet_graph([toy_graph(12), toy_graph(7)], CPU)
     every = torch.arange(12)
     ranks = torch.stack([every.flip(0), every])
-    taught = easiest(ranks, torch.tensor(0.5, dtype=torch.float64), graph)
+    taught = easiest(ranks, torch.tensor(0.5, dtype=torch.float64), graph.sizes)
     assert [row.nonzero().flatten().tolist() for row in taught] == [[6, 7, 8, 9, 10, 11], [0, 1, 2]]
-    assert easiest(ranks, torch.tensor(1.0, dtype=torch.float64), graph)[1].sum() == 7
+    assert easiest(ranks, torch.tensor(1.0, dtype=torch.float64), graph.sizes)[1].sum() == 7
 
 
 def test_true_labels_of_training_nodes_count_and_predictions_of_all_others():

@@ -275,5 +275,5 @@ def test_agreement_of_sets_is_on_record_unless_no_sets_are_made():
 
 
 def test_bounds_of_the_temperature_must_be_in_order():
-    with pytest.raises(InputError, match="tau_max is 1"):
+    with pytest.raises(InputError, match="tau_max 1\\.0, is below tau_min, 2\\.0"):
         TRUST(tau_min=2.0, tau_max=1.0)

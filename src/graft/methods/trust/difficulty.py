@@ -56,7 +56,8 @@ def share_taught(epoch: Tensor, start: float, epochs: float) -> Tensor:
     return (start + (1 - start) * epoch.double() / epochs).clamp(max=1)
 
 
-def easiest(places: Tensor, share: Tensor, graph: FleetGraph) -> Tensor:
-    """Returns which nodes are a share of each client's easiest, rounded down, [clients, nodes]."""
-    count = (share * graph.sizes + 1e-9).floor()
-    return (places < count.unsqueeze(1)) & graph.real
+def easiest(places: Tensor, share: Tensor, sizes: Tensor) -> Tensor:
+    """Returns which of some nodes, by their places [clients, nodes] among all, are in a share of each client's easiest,
+    rounded down; of the padding nobody asks."""
+    count = (share * sizes + 1e-9).floor()
+    return places < count.unsqueeze(1)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
     from graft.federation.server import Server
-    from graft.graphs.fleet_graph import FleetGraph
     from graft.models.architecture import Model
 
 
@@ -54,7 +53,7 @@ class Lesson(NamedTuple):
     """What the proxy is taught in a round, of all nodes of the clients."""
 
     logits: Tensor  # of the private model
-    graph: FleetGraph
+    sizes: Tensor  # [clients] nodes
     places: Tensor  # [clients, nodes] in the order of difficulty
     costs: Tensor | None  # [clients, classes, classes] of moving between classes
 
@@ -119,7 +118,7 @@ class TRUST(Method):
     def check(self) -> None:
         super().check()
         if self.tau_max < self.tau_min:
-            raise InputError(f"tau_max is {self.tau_max}; it must be at least tau_min, which is {self.tau_min}.")
+            raise InputError(f"The highest temperature, tau_max {self.tau_max}, is below tau_min, {self.tau_min}.")
 
     def rehearsals(self) -> Sequence[TRUST]:
         """Returns it with few epochs and iterations: nothing of them is sent."""
@@ -232,7 +231,7 @@ class TRUST(Method):
         weights = fleet.state.model
         costs = class_costs(fleet.model, weights, self.kappa) if self.w_wd else None
         places = easiest_first(fleet, fleet.state.guide, self.distance)
-        return Lesson(fleet.predict(weights).logits, fleet.graph, places, costs)
+        return Lesson(fleet.predict(weights).logits, fleet.size, places, costs)
 
     def epochs(self, fleet: Fleet, turns: Iterator[int]) -> Iterator[Tensor]:
         """Yields the epoch of every turn, counted from 0 over the whole training."""
@@ -254,7 +253,7 @@ class TRUST(Method):
         teacher, loss = fleet.at_nodes(lesson.logits), fleet.cross_entropy(logits)
         if self.w_kl:
             share = share_taught(epoch, self.start_share, self.curriculum)
-            nodes = fleet.at_nodes(easiest(lesson.places, share, lesson.graph)) & fleet.graph.real
+            nodes = easiest(fleet.at_nodes(lesson.places), share, lesson.sizes) & fleet.graph.real
             parameter = temperature.parameter.detach().requires_grad_()
             predictions = softened_divergence(teacher, logits, nodes, self.tau(parameter))
             (slope,) = torch.autograd.grad(predictions.sum(), parameter, retain_graph=True)
