@@ -186,20 +186,32 @@ class Fleet:
         epochs: int | None = None,
         frozen: Mapping[str, frozenset[str]] | None = None,
         training: Training | None = None,
+        trainings: Mapping[str, Training] | None = None,
+        *,
+        simultaneous: bool = False,
     ) -> Tree:
-        """Trains several models: in every epoch each takes one step in turn, on its own loss of all of them.
+        """Trains several models: in every epoch each takes one step in turn, or all at once, on its own loss of all of
+        them.
 
         Paths that a model must not train are those of this fleet's architecture, unless given under its name.
+        `trainings` are those of models whose optimiser is not that of the others.
         """
         optimizers = self.state.setdefault("optimizer", Tree())
         parts = {
-            name: Part(models[name], loss, optimizers.get(name), (frozen or {}).get(name, self.model.frozen))
+            name: Part(
+                models[name],
+                loss,
+                optimizers.get(name),
+                (frozen or {}).get(name, self.model.frozen),
+                (trainings or {}).get(name),
+            )
             for name, loss in losses.items()
         }
         settings = training or self.training
         if epochs is not None:
             settings = replace(settings, epochs=epochs)
-        fitted = fit(parts, settings, self._batches if settings.batches > 1 else self._full_batch, self.owners)
+        turns = self._batches if settings.batches > 1 else self._full_batch
+        fitted = fit(parts, settings, turns, self.owners, simultaneous=simultaneous)
         self.call.losses.update(fitted.losses)
         if settings.optimizer_state == "persistent":
             optimizers.update(fitted.states)
