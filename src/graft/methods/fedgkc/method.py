@@ -72,8 +72,12 @@ class FedGKC(Method):
     # Weight of the distillation between two views of the graph.
     self_weight: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.0
     views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
-    # Whether copilot and local model take steps in turn, or the copilot trains first and then the local model.
-    schedule: Literal["interleaved", "block"] = "interleaved"
+    # In every epoch the copilot takes its step first and then teaches, or the local model does, or both step at once;
+    # or the copilot trains for all its epochs before the local model does.
+    schedule: Annotated[
+        Literal["copilot_first", "local_first", "simultaneous", "block"],
+        Search(choices=("copilot_first", "local_first", "simultaneous")),
+    ] = "copilot_first"
     # Epochs of the copilot in a round if schedule is block; 0: as many as of the local model.
     copilot_epochs: Annotated[int, Ge(0)] = 0
     detach_weak: bool = True  # whether the weak view teaches the strong one without being taught by it
@@ -150,8 +154,9 @@ class FedGKC(Method):
         fleet.state.model = trained.model
         if self.neigh_projection:
             fleet.state.model, fleet.state.projection = trained.model.model, trained.model.projection
-        # The copilot last taught as it is now; only in batches its logits were not those of all nodes.
-        logits = teacher_outputs.get("logits") if fleet.training.batches == 1 else None
+        # Where the local model steps last, the copilot taught as it is now; but in batches not on all nodes.
+        taught_last = self.schedule in ("copilot_first", "block") and fleet.training.batches == 1
+        logits = teacher_outputs.get("logits") if taught_last else None
         strength, clarity = self.knowledge(fleet, trained.copilot, logits)
         return Tree(
             copilot=trained.copilot,
@@ -167,8 +172,9 @@ class FedGKC(Method):
         # Buffers of your own module stand one level deeper when the projection is trained with it.
         own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
         frozen = {"copilot": fleet.architecture(self.copilot).frozen, "model": frozenset(own)}
-        if self.schedule == "interleaved":
-            return fleet.fit_in_turn(models, losses, frozen=frozen)
+        if self.schedule != "block":
+            in_turn = losses if self.schedule == "copilot_first" else dict(reversed(losses.items()))
+            return fleet.fit_in_turn(models, in_turn, frozen=frozen, simultaneous=self.schedule == "simultaneous")
         trained = Tree(models)
         for name, epochs in (("copilot", self.copilot_epochs or None), ("model", None)):
             others = {other: trained[other] for other in models if other != name}
