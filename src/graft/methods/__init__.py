@@ -24,6 +24,7 @@ METHODS: Registry[type[Method]] = Registry(
         "feddual": "graft.methods.feddual:FedDual",
         "fedgcn": "graft.methods.fedgcn:FedGCN",
         "fedgkc": "graft.methods.fedgkc:FedGKC",
+        "fedgkc_alone": "graft.methods.fedgkc:FedGKCAlone",
         "fedgkc_paper": "graft.methods.fedgkc:FedGKCPaper",
         "fedgta": "graft.methods.fedgta:FedGTA",
         "fedkd": "graft.methods.fedkd:FedKD",
