@@ -3,7 +3,6 @@ heterogeneity. arXiv 2501.12624, 2025."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -28,7 +27,7 @@ from graft.methods.fedgkc.distillation import (
 from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
 from graft.methods.scaffold import add_share, nothing
 from graft.tensors.trees import Tree, Weights, add_update, difference, map_tree, squared_distance, trainable
-from graft.training.losses import divergence, log_softmax
+from graft.training.losses import divergence, log_softmax, mean_prediction
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
@@ -209,7 +208,7 @@ class FedGKC(Method):
         )
 
     def pulled(self, fleet: Fleet, received: Weights, loss: Loss) -> Loss:
-        """Returns the copilot's loss with its pull towards what it received less its client's drift, if there is any."""
+        """Returns the copilot's loss, with its pull towards what it received less its client's drift if it has one."""
         if not self.pull:
             return loss
         frozen = fleet.architecture(self.copilot).frozen
@@ -289,7 +288,7 @@ class FedGKC(Method):
         copilot = fleet.predict(fleet.state.copilot, model).logits
         if self.answer == "copilot":
             return copilot
-        mean = torch.logaddexp(log_softmax(local), log_softmax(copilot)) - math.log(2)
+        mean = mean_prediction(local, copilot)
         if self.answer == "mean":
             return mean
         received = fleet.predict(fleet.state.received, model).logits
@@ -355,6 +354,6 @@ class FedGKCPaper(FedGKC):
 
 @dataclass(frozen=True)
 class FedGKCAlone(FedGKC):
-    """FedGKC's two models at every client, and nothing travels: what FedGKC gains beyond it is what federation gives."""
+    """FedGKC's two models at every client without a copilot that travels: what FedGKC has more is what others gave."""
 
     travels: bool = False
