@@ -54,7 +54,18 @@ def assert_alike(first, second, clients=7, least=1e-5):
 
 
 def test_the_methods_that_qualify():
-    assert MIXED == ["fedgkc", "fedgkc_paper", "fedkd", "fedppn", "fedproto", "fedtgp", "fml", "local", "trust"]
+    assert MIXED == [
+        "fedgkc",
+        "fedgkc_alone",
+        "fedgkc_paper",
+        "fedkd",
+        "fedppn",
+        "fedproto",
+        "fedtgp",
+        "fml",
+        "local",
+        "trust",
+    ]
 
 
 @every_mixed_method

@@ -96,7 +96,13 @@ def test_methods_whose_server_averages_say_so_and_no_others():
 
 def test_averages_that_a_server_keeps_are_those_that_it_takes_and_what_is_distilled():
     kept = {name: kind.averaged for name, kind in METHODS.items() if kind.averaged}
-    others = {"fedgkc": "copilot", "fedgkc_paper": "copilot", "fml": "meme", "trust": "proxy"}
+    others = {
+        "fedgkc": "copilot",
+        "fedgkc_alone": "copilot",
+        "fedgkc_paper": "copilot",
+        "fml": "meme",
+        "trust": "proxy",
+    }
     others |= dict.fromkeys(("fedbn", "fedrep", "lg_fedavg"), "shared")
     stops = {"adafgl"}  # in its second step nothing is averaged any more, and a server with momentum would go on
     distilled = {"fedtad", "fedtad_paper", "fedtad_released"}
