@@ -40,7 +40,7 @@ def propagate_hops(matrix: Tensor, by_hop: Tensor) -> Tensor:
     as there are hops."""
     *earlier, total = by_hop.unbind(2)
     for values in reversed(earlier):
-        total = values + matrix @ total
+        total = torch.baddbmm(values, matrix, total)
     return total
 
 
