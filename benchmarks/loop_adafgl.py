@@ -19,14 +19,18 @@ class LoopAdaFGL:
     """Both branches of every client on what one round of FedAvg knows."""
 
     def __init__(self, graphs: list[Graph], device: torch.device, method: AdaFGL) -> None:
-        federated = Loop(graphs, device)
-        federated.round()
-        self.clients = [LoopClient(data, federated.server, graphs[0].classes, method) for data in federated.data]
+        self.federated = Loop(graphs, device)
+        self.federated.round()
+        self.clients = [
+            LoopClient(data, self.federated.server, graphs[0].classes, method) for data in self.federated.data
+        ]
 
     def round(self) -> Scores:
         for client in self.clients:
             client.train()
-        return {"own": float(torch.stack([client.score() for client in self.clients]).mean())}
+        own = float(torch.stack([client.score() for client in self.clients]).mean())
+        # The averaged model stays as it is, and Graft scores it in every round.
+        return {"own": own, "global": self.federated.score([self.federated.server] * len(self.clients))}
 
 
 class LoopClient:

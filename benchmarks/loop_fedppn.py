@@ -29,13 +29,14 @@ class LoopFedPPN:
         self.optimizers = [torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4) for model in self.models]
         self.prototypes = torch.zeros(self.classes, 64, device=device)
         self.known = torch.zeros(self.classes, dtype=torch.bool, device=device)
+        self.validated = torch.zeros(len(graphs), 2, device=device)  # accuracies of both parts
 
     def round(self) -> Scores:
         received, any_known = self.prototypes, bool(self.known.any())
         sums, owners = torch.zeros_like(received), torch.zeros(self.classes, device=received.device)
         accuracies = []
         for client, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
-            x, edges, y, train, _, test = self.data[client]
+            x, edges, y, train, validation, test = self.data[client]
             model.train()
             for _ in range(EPOCHS):
                 optimizer.zero_grad()
@@ -47,8 +48,11 @@ class LoopFedPPN:
                 for label in y[train].unique().tolist():
                     sums[label] += embedding[train & (y == label)].mean(0)
                     owners[label] += 1
+                # Of the model alone and of the prototypes alone, as FedPPN puts on record.
+                self.validated[client, 0] = (logits.argmax(1) == y)[validation].float().mean()
                 if any_known:
                     by_prototypes = model.head(self.propagate(client, received))
+                    self.validated[client, 1] = (by_prototypes.argmax(1) == y)[validation].float().mean()
                     logits = self.method.own_share * logits + (1 - self.method.own_share) * by_prototypes
                 accuracies.append((logits.argmax(1) == y)[test].float().mean())
         owned = owners > 0

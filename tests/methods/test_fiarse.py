@@ -105,7 +105,7 @@ class Slope(FIARSE):
 
     def loss(self, fleet, weights, masks, at_least):
         used = in_use(weights, masks, at_least)
-        return (used["x"] * self.gradient).sum((1, 2)) + self.decay(fleet, weights, used, masks)
+        return (used["x"] * self.gradient).sum((1, 2)) + self.decay(fleet, weights, used)
 
 
 class RowModel(Numbers):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from graft.tensors.autograd import apply_function
 from graft.tensors.sparse import stacked_product
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def propagate_hops(matrix: Tensor, by_hop: Tensor) -> Tensor:
     as there are hops."""
     *earlier, total = by_hop.unbind(2)
     for values in reversed(earlier):
-        total = values + matrix @ total
+        total = torch.baddbmm(values, matrix, total)
     return total
 
 
@@ -50,14 +51,34 @@ def signed_similarity(chances: Tensor, similar: Tensor, real: Tensor, share: flo
     Mean and maximum are constants of a step: no gradient goes through them.
     """
     unit = functional.normalize(chances, dim=2, eps=1e-12) * real.unsqueeze(2)
-    mixed = torch.baddbmm(similar, unit, unit.mT, beta=share, alpha=1 - share)
+    mixed = apply_function(_SimilarOrAlike, unit, similar, share)
     with torch.no_grad():
         sizes = real.sum(1).to(mixed)
         mean = (mixed.sum((1, 2)) / sizes.square()).view(-1, 1, 1)
         above = mixed.amax((1, 2), keepdim=True) - mean
     centred = mixed - mean
-    signed = centred / torch.where(centred > 0, above, mean).clamp(min=LEAST_SCALE)
-    return signed + torch.eye(signed.shape[1], device=signed.device)
+    with torch.no_grad():
+        # As numbers: a choice by scattered bits takes a CPU many times as long.
+        positive = torch.gt(centred, 0, out=torch.empty_like(centred))
+        scale = torch.lerp(mean.clamp(min=LEAST_SCALE), above.clamp(min=LEAST_SCALE), positive)
+    return torch.addcdiv(torch.eye(centred.shape[1], device=centred.device), centred, scale)
+
+
+class _SimilarOrAlike(torch.autograd.Function):
+    """`share` parts of R and the rest cosines of unit vectors; the gradient by few long rows, which CPUs are faster at
+    than at few columns."""
+
+    @staticmethod
+    def forward(ctx: Any, unit: Tensor, similar: Tensor, share: float) -> Tensor:
+        ctx.save_for_backward(unit)
+        ctx.share = share
+        return torch.baddbmm(similar, unit, unit.mT, beta=share, alpha=1 - share)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (unit,) = ctx.saved_tensors
+        rows = unit.mT.contiguous()
+        return (1 - ctx.share) * (rows @ gradient + rows @ gradient.mT).mT, None, None
 
 
 def signed_messages(signed: Tensor, values: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,13 @@ from graft.fields import Search
 from graft.methods.fiarse.submodels import (
     Scope,
     Shapes,
+    SquaredNorm,
     as_leaves,
     as_vector,
     in_use,
     mask_of,
     places,
+    positions,
     selectable,
     sizes_of,
     thresholds,
@@ -32,7 +34,8 @@ from graft.methods.fiarse.submodels import (
 from graft.methods.scaffold import Average, towards, votes
 from graft.models.assigned import different_models
 from graft.models.heterogeneous import architecture_names
-from graft.tensors.masks import as_bits, from_bits, packed, unpacked
+from graft.tensors.autograd import apply_function
+from graft.tensors.masks import as_bits, from_bits
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, select_clients, stack, trainable, weighted_mean
 
 if TYPE_CHECKING:
@@ -126,8 +129,9 @@ class FIARSE(Method):
     @step
     def train(self, fleet: Fleet) -> Tree:
         start, shapes = fleet.state.model, self.client_shapes(fleet)
-        before, masks = as_vector(start, shapes), as_leaves(fleet.state.mask, shapes)
-        at_least = thresholds(before, fleet.state.mask, shapes, self.scope)
+        before = as_vector(start, shapes)
+        held = fleet.state.mask.to(before)
+        masks, at_least = as_leaves(held, shapes), thresholds(before, held, shapes, self.scope)
         fleet.state.model = fleet.fit(
             start, lambda weights, batch: self.loss(batch, weights, masks, at_least), training=self.training(fleet)
         )
@@ -137,8 +141,8 @@ class FIARSE(Method):
     @step(fleet=False)
     def send(self, fleet: Fleet) -> Tree:
         """Send the change of the weights that the client holds, packed, and all that every client holds."""
-        mask, shapes = fleet.state.mask, self.client_shapes(fleet)
-        reply = Tree(change=packed(fleet.state.change, mask, int(mask.sum())), weight=votes(fleet, self.average))
+        held, shapes = positions(fleet.state.mask[0]), self.client_shapes(fleet)
+        reply = Tree(change=fleet.state.change.index_select(1, held), weight=votes(fleet, self.average))
         dense = unselectable(fleet.state.model, shapes)
         return Tree(**reply, dense=dense) if dense else reply
 
@@ -146,8 +150,10 @@ class FIARSE(Method):
     def receive(self, fleet: Fleet, submodel: Weights) -> Tree:
         """Keep the weights that the client may hold, at the places that the bits tell, and zeros elsewhere."""
         shapes = self.client_shapes(fleet)
-        fleet.state.mask = from_bits(submodel["bits"], fleet.state.mask.shape[1])
-        leaves = as_leaves(unpacked(submodel["values"], fleet.state.mask), shapes)
+        values, count = submodel["values"], fleet.state.mask.shape[1]
+        fleet.state.mask = from_bits(submodel["bits"], count)
+        held = positions(fleet.state.mask[0])
+        leaves = as_leaves(values.new_zeros(1, count).index_copy(1, held, values), shapes)
         fleet.state.model = with_leaves(fleet.state.model, {**leaves, **dict(flatten(submodel.get("dense", {})))})
         return Tree()
 
@@ -155,14 +161,14 @@ class FIARSE(Method):
         self, fleet: Fleet, weights: Weights, masks: Mapping[str, Tensor], at_least: Mapping[str, Tensor]
     ) -> Tensor:
         used = in_use(weights, masks, at_least)
-        return fleet.label_loss(used) + self.decay(fleet, weights, used, masks)
+        return fleet.label_loss(used) + self.decay(fleet, weights, used)
 
-    def decay(self, fleet: Fleet, weights: Weights, used: Weights, masks: Mapping[str, Tensor]) -> Tensor:
+    def decay(self, fleet: Fleet, weights: Weights, used: Weights) -> Tensor:
         """Returns the loss whose gradient is the weight decay of what is in use: the optimiser's own would move weights
         that are not. As the optimiser's, it leaves out clients without labels."""
         in_model = dict(flatten(used))
         squares = [
-            (leaf.square() * (in_model[path] != 0) if path in masks else leaf.square()).reshape(len(leaf), -1).sum(1)
+            apply_function(SquaredNorm, leaf, in_model[path])
             for path, leaf in flatten(trainable(weights, fleet.model.frozen))
         ]
         lengths = fleet.training.weight_decay / 2 * torch.stack(squares).sum(0)
@@ -182,11 +188,11 @@ class FIARSE(Method):
         change, voters = torch.zeros_like(vector), torch.zeros_like(vector)
         for capacity in dict.fromkeys(map(self.capacity, members)):
             rows = [row for row, client in enumerate(members) if self.capacity(client) == capacity]
-            mask = self.mask(server, name, shapes, capacity)
-            changes, shares = torch.stack([sent[row].change for row in rows]), weight[rows].unsqueeze(0)
+            held = positions(self.mask(server, name, shapes, capacity))
+            changes, shares = torch.stack([sent[row].change for row in rows]), weight[rows]
             voting = (changes != 0).float() if self.counted == "changed" else torch.ones_like(changes)
-            change += unpacked(shares @ changes, mask)[0]
-            voters += unpacked(shares @ voting, mask)[0]
+            change.index_add_(0, held, shares @ changes)
+            voters.index_add_(0, held, shares @ voting)
         moved = vector - self.server_step * torch.where(voters > 0, change / voters, 0)
         leaves = {path: leaf[0] for path, leaf in as_leaves(moved.unsqueeze(0), shapes).items()}
         if "dense" in sent[0]:
@@ -201,10 +207,10 @@ class FIARSE(Method):
         for name, members in self.groups(server, clients).items():
             weights = server.state.models[name]
             shapes = self.shapes(self.architectures(server)[name], weights)
-            vector, dense = one_vector(weights, shapes).unsqueeze(0), unselectable(weights, shapes)
+            vector, dense = one_vector(weights, shapes), unselectable(weights, shapes)
             for capacity in set(map(self.capacity, members)):
                 mask = self.mask(server, name, shapes, capacity)
-                cut[name, capacity] = Tree(values=packed(vector, mask, int(mask.sum()))[0], bits=as_bits(mask)[0])
+                cut[name, capacity] = Tree(values=vector[positions(mask)], bits=as_bits(mask.unsqueeze(0))[0])
                 if dense:
                     cut[name, capacity].dense = dense
         return {
@@ -214,8 +220,8 @@ class FIARSE(Method):
         }
 
     def mask(self, server: Server, name: str, shapes: Shapes, capacity: float) -> Tensor:
-        """Returns which weights of a group's model a client of some capacity holds, [1, entries]."""
-        return mask_of(server.state.places[name], sizes_of(shapes), self.scope, capacity).unsqueeze(0)
+        """Returns which weights of a group's model a client of some capacity holds, [entries]."""
+        return mask_of(server.state.places[name], sizes_of(shapes), self.scope, capacity)
 
     def fewest(self, server: Server, clients: Sequence[int]) -> Tensor:
         """Returns how many weights the smallest submodel has in the layer that has fewest of them."""
@@ -223,7 +229,7 @@ class FIARSE(Method):
         for name, members in self.groups(server, clients).items():
             shapes = self.shapes(self.architectures(server)[name], server.state.models[name])
             mask = self.mask(server, name, shapes, min(map(self.capacity, members)))
-            parts += [part.sum() for part in mask.split(sizes_of(shapes), 1)]
+            parts += [part.sum() for part in mask.split(sizes_of(shapes))]
         return torch.stack(parts).amin()
 
     def architectures(self, server: Server) -> dict[str, Model]:

@@ -64,8 +64,12 @@ def places(vector: Tensor, sizes: Sequence[int], scope: Scope) -> Tensor:
 
 
 def order_of(magnitudes: Tensor) -> Tensor:
-    order = magnitudes.sort(descending=True, stable=True).indices
-    return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    # Bits of a float that is not negative are in its order; with the position below them no two are equal, and sorting
+    # whole numbers takes a quarter of the time of a stable sort of floats.
+    position = torch.arange(len(magnitudes), device=magnitudes.device)
+    keys = (~magnitudes.view(torch.int32)).long() << 32 | position
+    order = keys.sort().values & (1 << 32) - 1
+    return torch.empty_like(order).scatter(0, order, position)
 
 
 def mask_of(placed: Tensor, sizes: Sequence[int], scope: Scope, capacity: float) -> Tensor:
@@ -81,12 +85,18 @@ def held_of(size: int, capacity: float, least: int) -> int:
     return max(least, int(capacity * size + 1e-6))  # a product such as 0.29 * 100 comes out a little too small
 
 
+def positions(mask: Tensor) -> Tensor:
+    """Returns where a mask [entries] is true."""
+    return mask.nonzero().squeeze(1)
+
+
 def thresholds(vector: Tensor, mask: Tensor, shapes: Shapes, scope: Scope) -> dict[str, Tensor]:
     """Returns the magnitude of the least weight that each client holds, of all or of each matrix, by path; 0 where it
     holds every weight, so that it trains as if there were no mask."""
-    sizes = sizes_of(shapes)
-    least = [part.amin(1) for part in vector.abs().masked_fill(~mask, torch.inf).split(sizes, 1)]
-    complete = [part.all(1) for part in mask.split(sizes, 1)]
+    sizes, held = sizes_of(shapes), mask.to(vector)
+    beyond = torch.finfo(vector.dtype).max  # added to what a client does not hold
+    least = [part.amin(1) for part in vector.abs().add_(1 - held, alpha=beyond).split(sizes, 1)]
+    complete = [part.amin(1) > 0 for part in held.split(sizes, 1)]
     if scope == "global":
         least = [torch.stack(least).amin(0)] * len(sizes)
         complete = [torch.stack(complete).all(0)] * len(sizes)
@@ -118,13 +128,31 @@ class Importance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, mask: Tensor, threshold: Tensor) -> Tensor:
+        # Products with 0 and 1 throughout: on a CPU a choice by scattered bits takes many times as long.
         magnitude = weights.abs()
-        used = mask & (magnitude >= threshold)
-        spread = (magnitude + threshold).square().clamp(min=torch.finfo(weights.dtype).tiny)
-        ctx.save_for_backward(used * (1 + 2 * threshold * magnitude / spread))
-        return torch.where(used, weights, 0)
+        used = torch.ge(magnitude, threshold, out=torch.empty_like(magnitude)).mul_(mask)
+        spread = magnitude.add_(threshold).clamp_(min=torch.finfo(weights.dtype).tiny)
+        share = torch.div(threshold, spread, out=spread)  # of the threshold in |x| + threshold; |x| has the rest
+        factor = share.addcmul_(share, share, value=-1).mul_(2).add_(1).mul_(used)
+        ctx.save_for_backward(factor)
+        return used.mul_(weights)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (factor,) = ctx.saved_tensors
         return gradient * factor, None, None
+
+
+class SquaredNorm(torch.autograd.Function):
+    """The squares of the weights in use, summed a client; the gradient goes to the weights that they are of, without
+    the factor by which `Importance` multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, used: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.save_for_backward(used)
+        return used.square().flatten(1).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (used,) = ctx.saved_tensors
+        return used * unsqueeze_to(2 * gradient, used), None
