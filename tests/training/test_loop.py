@@ -358,3 +358,34 @@ def test_state_that_does_not_belong_to_the_weights_is_refused_before_a_kernel_re
     with pytest.raises(ValueError, match="has the shape"):
         fit(wider, bowl, training, state)
     fit(start, bowl, training, state)  # what belongs is taken
+
+
+def test_each_part_steps_by_its_own_optimiser():
+    weights, other = make_weights(), make_weights(seed=1)
+    own = Training(epochs=3, optimizer="sgd", learning_rate=0.02)
+    common = Training(epochs=3, learning_rate=0.05)
+    alone = fit(weights, bowl, own, None)[0]
+    parts = {
+        "one": Part(weights, lambda parts, _: bowl(parts.one), training=own),
+        "other": Part(other, lambda parts, _: bowl(parts.other)),
+    }
+    together = loop.fit(parts, common).weights
+    assert same(together.one, alone)
+    assert same(together.other, fit(other, bowl, common, None)[0])
+    assert not same(together.one, fit(weights, bowl, common, None)[0])
+
+
+def test_simultaneous_steps_see_each_other_as_they_were():
+    def after(simultaneous):
+        start = {"leader": Tree(x=torch.tensor([1.0])), "follower": Tree(x=torch.tensor([0.0]))}
+        losses = {
+            "leader": lambda parts, _: parts.leader.x * 1.0,
+            "follower": lambda parts, _: (parts.follower.x - parts.leader.x.detach()).square() / 2,
+        }
+        parts = {name: Part(start[name], losses[name]) for name in start}
+        training = Training(epochs=1, optimizer="sgd", learning_rate=0.5, weight_decay=0.0)
+        weights = loop.fit(parts, training, simultaneous=simultaneous).weights
+        return float(weights.leader.x), float(weights.follower.x)
+
+    assert after(simultaneous=False) == (0.5, 0.25)  # the leader has moved to 0.5 before the follower steps
+    assert after(simultaneous=True) == (0.5, 0.5)

@@ -186,20 +186,32 @@ class Fleet:
         epochs: int | None = None,
         frozen: Mapping[str, frozenset[str]] | None = None,
         training: Training | None = None,
+        trainings: Mapping[str, Training] | None = None,
+        *,
+        simultaneous: bool = False,
     ) -> Tree:
-        """Trains several models: in every epoch each takes one step in turn, on its own loss of all of them.
+        """Trains several models: in every epoch each takes one step in turn, or all at once, on its own loss of all of
+        them.
 
         Paths that a model must not train are those of this fleet's architecture, unless given under its name.
+        `trainings` are those of models whose optimiser is not that of the others.
         """
         optimizers = self.state.setdefault("optimizer", Tree())
         parts = {
-            name: Part(models[name], loss, optimizers.get(name), (frozen or {}).get(name, self.model.frozen))
+            name: Part(
+                models[name],
+                loss,
+                optimizers.get(name),
+                (frozen or {}).get(name, self.model.frozen),
+                (trainings or {}).get(name),
+            )
             for name, loss in losses.items()
         }
         settings = training or self.training
         if epochs is not None:
             settings = replace(settings, epochs=epochs)
-        fitted = fit(parts, settings, self._batches if settings.batches > 1 else self._full_batch, self.owners)
+        turns = self._batches if settings.batches > 1 else self._full_batch
+        fitted = fit(parts, settings, turns, self.owners, simultaneous=simultaneous)
         self.call.losses.update(fitted.losses)
         if settings.optimizer_state == "persistent":
             optimizers.update(fitted.states)
@@ -265,6 +277,15 @@ class Fleet:
     def count_validated(self, logits: Tensor) -> Tensor:
         """Returns how many validation nodes each client classifies correctly, [clients]: what a step may judge by."""
         return self.count_correct(logits)[:, :, 1].sum(1)
+
+    def best_validated(self, logits: Sequence[Tensor]) -> Tensor:
+        """Returns, for each client, those of several logits that are right most often on its validation nodes, of equal
+        ones the first."""
+        last = len(logits) - 1
+        ranks = [self.count_validated(given) * len(logits) + last - place for place, given in enumerate(logits)]
+        chosen = torch.stack(ranks).max(0).indices.view(1, -1, 1, 1)
+        candidates = torch.stack(list(logits))
+        return candidates.gather(0, chosen.expand(1, *candidates.shape[1:])).squeeze(0)
 
     def totals(self) -> Tensor:
         """Returns the number of nodes in the three masks: [clients, pooled, 3]."""

@@ -63,6 +63,7 @@ METHOD_FAMILIES = {
         "Clients may differ in architecture; what travels is something that they have in common.",
         {
             "fedgkc": "graft.methods.fedgkc:FedGKC",
+            "fedgkc_alone": "graft.methods.fedgkc:FedGKCAlone",
             "fedgkc_paper": "graft.methods.fedgkc:FedGKCPaper",
             "fedkd": "graft.methods.fedkd:FedKD",
             "fedproto": "graft.methods.fedproto:FedProto",

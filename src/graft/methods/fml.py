@@ -13,8 +13,8 @@ from graft.federation.fleet import Nodes
 from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, VOTE
 from graft.fields import Search
-from graft.tensors.trees import Tree, Weights
-from graft.training.losses import divergence
+from graft.tensors.trees import Tree, Weights, map_tree
+from graft.training.losses import divergence, mean_prediction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +44,15 @@ class FML(Method):
     # Where local model and meme are compared: on training nodes, or on all nodes of the client.
     kd_nodes: Annotated[Nodes, Search(choices=("train", "all"))] = "train"
     weighting: Literal["uniform", "by_weight"] = "uniform"  # memes count alike, or by the experiment's weight_by
+    # What predicts: the local model, or at every client whichever of it, the meme before and after its training, and
+    # the mean of local model and meme is best on its validation nodes.
+    answer: Annotated[Literal["local", "best"], Search(choices=("local", "best"))] = "local"
+
+    def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
+        if self.answer == "best":
+            meme = fleet.initial(fleet.architecture(self.meme))
+            fleet.state.meme, fleet.state.received = meme, map_tree(torch.clone, meme)
 
     def start_server(self, server: Server) -> None:
         server.state.meme = server.initial(server.architecture(self.meme))
@@ -63,6 +72,8 @@ class FML(Method):
             frozen=frozenset(f"local/{path}" for path in fleet.model.frozen),
         )
         fleet.state.model = pair.local
+        if self.answer == "best":
+            fleet.state.meme, fleet.state.received = pair.meme, map_tree(torch.clone, meme)
         vote = Tree() if self.weighting == "uniform" else Tree(weight=fleet.weight)
         # All memes count alike, so a client without labels, whose own model has nothing to teach, sends it back.
         return Tree(meme=fleet.trained_by_labels(pair.meme, meme), **vote)
@@ -77,3 +88,14 @@ class FML(Method):
         """Returns the loss of one of the two models: labels, and distillation from the other."""
         distilled = divergence(teacher, student, fleet.node_mask(self.kd_nodes), self.temperature)
         return labels * fleet.cross_entropy(student) + (1 - labels) * distilled
+
+    def logits(self, fleet: Fleet) -> Tensor:
+        local = super().logits(fleet)
+        if self.answer == "local":
+            return local
+        model = fleet.architecture(self.meme)
+        meme, received = (fleet.predict(weights, model).logits for weights in (fleet.state.meme, fleet.state.received))
+        return fleet.best_validated([local, meme, received, mean_prediction(local, meme)])
+
+    def model_alone(self) -> bool:
+        return self.answer == "local"

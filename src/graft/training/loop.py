@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graft.tensors.trees import Owners, Tree, Weights, flatten, map_tree, unflatten
-from graft.training.optimizers import OPTIMIZERS, Flat, Optimizer, Training, clip_gradients, skip_without_gradient
+from graft.training.optimizers import OPTIMIZERS, Flat, Training, clip_gradients, skip_without_gradient
 
 Loss = Callable[[Tree, Any], Tensor]  # of all parts by name, and of the batch; one number a client
 
@@ -23,6 +23,7 @@ class Part:
     loss: Loss
     state: Tree | None = None  # of the optimiser, None before its first step
     frozen: frozenset[str] = frozenset()  # paths that are not trained
+    training: Training | None = None  # how its optimiser steps, where not as all others; epochs are those of all
 
 
 class Turn(NamedTuple):
@@ -50,23 +51,31 @@ def fit(
     training: Training,
     turns: Callable[[int], Iterable[Turn]] = full_batch,
     owners: Owners | None = None,
+    *,
+    simultaneous: bool = False,
 ) -> Fitted:
     """Trains for a few epochs.
 
-    In every turn each part takes one step, against the others as they are by then. A loss returns one number a client:
+    In every turn each part takes one step, against the others as they are by then or, if steps are simultaneous, as
+    they were before the turn. A loss returns one number a client:
     their sum gives every client exactly its own gradient, and all optimisers work element by element, so a fleet
     trains as its clients would alone. `owners` are the clients that have rows in a leaf, where not all do.
     """
-    optimizer = OPTIMIZERS[training.optimizer]
     owners = owners or Owners(len(next(leaf for part in parts.values() for _, leaf in flatten(part.weights))))
-    models = {name: _Model(part, optimizer, training, owners) for name, part in parts.items()}
+    models = {name: _Model(part, part.training or training, owners) for name, part in parts.items()}
     tree = Tree({name: model.weights for name, model in models.items()})
+    groups = [list(models)] if simultaneous else [[name] for name in models]
     losses: dict[str, Tensor] = {}
     for epoch in range(training.epochs):
         by_turn: dict[str, list[Tensor]] = {name: [] for name in parts}
         for turn in turns(epoch):
-            for name, model in models.items():
-                by_turn[name].append(model.step(tree, turn))
+            for group in groups:
+                differentiated = {name: models[name].differentiate(tree, turn) for name in group}
+                for name in group:
+                    loss, gradients = differentiated.pop(name)
+                    models[name].step(gradients, turn)
+                    by_turn[name].append(loss)
+                    del gradients
         losses = {name: mean_loss(values) for name, values in by_turn.items()}
     states = Tree({name: model.state for name, model in models.items()})
     return Fitted(map_tree(Tensor.detach, tree), states, losses)
@@ -75,8 +84,9 @@ def fit(
 class _Model:
     """A part while it trains: copies of its weights that want gradients, and its optimiser's state."""
 
-    def __init__(self, part: Part, optimizer: Optimizer, training: Training, owners: Owners) -> None:
-        self._part, self._optimizer, self._training, self._owners = part, optimizer, training, owners
+    def __init__(self, part: Part, training: Training, owners: Owners) -> None:
+        self._part, self._training, self._owners = part, training, owners
+        self._optimizer = OPTIMIZERS[training.optimizer]
         # Fused kernels walk over raw memory, so weights and gradients must be contiguous.
         flat = {
             path: leaf.detach().clone(memory_format=torch.contiguous_format) for path, leaf in flatten(part.weights)
@@ -85,24 +95,25 @@ class _Model:
         self._trained = {path: leaf.requires_grad_() for path, leaf in floating.items() if path not in part.frozen}
         saved = part.state if training.optimizer_state == "persistent" else None
         self.weights = unflatten(flat)
-        self.state = optimizer.start(self._trained, saved, owners.clients)
+        self.state = self._optimizer.start(self._trained, saved, owners.clients)
         self._flat_state: Flat = dict(flatten(self.state))
 
-    def step(self, models: Tree, turn: Turn) -> Tensor:
-        """Takes one step on the loss of all models; returns each client's loss before it."""
+    def differentiate(self, models: Tree, turn: Turn) -> tuple[Tensor, Flat]:
+        """Returns each client's loss of all models, and its gradient by the path of the weight."""
         losses = self._part.loss(models, turn.batch)
         gradients = torch.autograd.grad(losses.sum(), list(self._trained.values()), allow_unused=True)
         by_path = zip(self._trained, gradients, strict=True)
-        used = {path: gradient.contiguous() for path, gradient in by_path if gradient is not None}
-        del gradients
-        with torch.no_grad():
-            if self._training.clip:
-                used = clip_gradients(used, self._training.clip, self._owners)
-            update = self._optimizer.update
-            if turn.without_labels is not None:
-                update = skip_without_gradient(update, turn.without_labels)
-            update(self._trained, used, self._flat_state, self._training, self._owners)
-        return losses.detach()
+        return losses.detach(), {path: gradient.contiguous() for path, gradient in by_path if gradient is not None}
+
+    @torch.no_grad()
+    def step(self, gradients: Flat, turn: Turn) -> None:
+        """Takes one step along the gradients."""
+        if self._training.clip:
+            gradients = clip_gradients(gradients, self._training.clip, self._owners)
+        update = self._optimizer.update
+        if turn.without_labels is not None:
+            update = skip_without_gradient(update, turn.without_labels)
+        update(self._trained, gradients, self._flat_state, self._training, self._owners)
 
 
 def mean_loss(losses: list[Tensor]) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,3 +39,8 @@ def divergence(teacher: Tensor, student: Tensor, nodes: Tensor, temperature: flo
         teacher, student = teacher / temperature, student / temperature
     target, predicted = log_softmax(teacher.detach()), log_softmax(student)
     return temperature**2 * mean_over((target.exp() * (target - predicted)).sum(2), nodes)
+
+
+def mean_prediction(logits: Tensor, others: Tensor) -> Tensor:
+    """Returns logits of the mean of what two models predict."""
+    return torch.logaddexp(log_softmax(logits), log_softmax(others)) - math.log(2)

@@ -51,16 +51,16 @@ def test_with_labels_alone_copilots_follow_fedavg_and_local_models_follow_local_
 
 
 @pytest.mark.parametrize("settings", [{}, {"neigh_projection": True}, {"smkd": False}], ids=str)
-def test_block_and_interleaved_are_the_same_bit_for_bit_for_one_epoch_only(settings):
+def test_block_and_copilot_first_are_the_same_bit_for_bit_for_one_epoch_only(settings):
     for epochs in (1, 3):
-        block, interleaved = (
+        block, copilot_first = (
             run_rounds(
                 toy_setup(FedGKCPaper(schedule=schedule, **settings), models="gcn,sage", dropout=0.5, epochs=epochs)
             )
-            for schedule in ("block", "interleaved")
+            for schedule in ("block", "copilot_first")
         )
-        agree = same(block.server.state, interleaved.server.state)
-        assert agree == all(same(block.client(client), interleaved.client(client)) for client in range(3))
+        agree = same(block.server.state, copilot_first.server.state)
+        assert agree == all(same(block.client(client), copilot_first.client(client)) for client in range(3))
         assert agree == (epochs == 1)
 
 
@@ -82,6 +82,52 @@ def test_the_block_schedule_trains_one_model_after_the_other():
     assert all(gap(finished.client(client).model, select_clients(expected, client)) < 1e-6 for client in range(3))
     usual = run_rounds(replace(setup, method=replace(method, copilot_epochs=0)), rounds=1)
     assert gap(usual.client(0).model, finished.client(0).model) > 1e-6
+
+
+def test_steps_are_taken_in_the_order_of_the_schedule():
+    """Against the loop written out: who steps first teaches by what it has just become, and at once by what it was."""
+    finished, copilots = {}, {}
+    for schedule, order in (
+        ("copilot_first", ["copilot", "model"]),
+        ("local_first", ["model", "copilot"]),
+        ("simultaneous", None),
+    ):
+        method = FedGKCPaper(schedule=schedule, self_distill=False)
+        setup = toy_setup(method, models="sage", optimizer="sgd", learning_rate=0.1, weight_decay=0.0, epochs=2)
+        after = run_rounds(setup, rounds=1)
+        finished[schedule], copilots[schedule] = after.client(0).model, after.server.state.copilot
+        fleet = setup.fleet([0, 1, 2])
+        models = Tree(copilot=fleet.initial(fleet.architecture("gcn")), model=fleet.initial())
+        terms = {"copilot": method.copilot_terms, "model": method.local_terms}
+        for _ in range(2):
+            before = map_tree(torch.clone, models)
+            for name in order or terms:
+                # At once: the other model is as it was before the epoch.
+                seen = Tree({**(models if order else before)})
+                seen[name], parameters = trained_tree(models[name])
+                gradients = torch.autograd.grad(sum_of_terms(terms[name], Tree(), seen, fleet).sum(), parameters)
+                with torch.no_grad():
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        parameter -= 0.1 * gradient
+                models[name] = map_tree(torch.Tensor.detach, seen[name])
+        assert gap(finished[schedule], select_clients(models.model, 0)) < 1e-6
+    assert gap(finished["copilot_first"], finished["local_first"]) > 1e-5
+    assert gap(finished["copilot_first"], finished["simultaneous"]) > 1e-5
+    # In these two the local model learns from the same copilot, and only the copilot from another local model.
+    assert gap(copilots["local_first"], copilots["simultaneous"]) > 1e-7
+
+
+@pytest.mark.parametrize("schedule", ["local_first", "simultaneous", "block"])
+def test_knowledge_is_that_of_the_copilot_that_is_sent(schedule):
+    method = FedGKC(schedule=schedule)
+    setup = toy_setup(method, models="gcn,sage")
+    engine = InProcess(setup)
+    start = initial_weights(setup.architecture("gcn"), setup.seed)
+    reply = engine.ask(Request("train", 1, [0, 1, 2], start))
+    fleet = setup.fleet([0, 1, 2])
+    strength, clarity = method.knowledge(fleet, reply.copilot)
+    assert gap(reply.strength, strength) < 1e-6
+    assert gap(reply.clarity, clarity) < 1e-6
 
 
 def test_without_feedback_the_copilot_learns_from_labels_alone():

@@ -47,7 +47,7 @@ def test_the_round_is_recorded_client_by_client():
     assert record["volume_weight"] == pytest.approx([size / 28 for size in SIZES])
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "block"])
+@pytest.mark.parametrize("schedule", ["copilot_first", "local_first", "simultaneous", "block"])
 def test_recorded_terms_add_up_to_the_last_losses(schedule):
     switches = {"smkd": False}, {"self_distill": False}, {"mutual": False}, {"feedback": 0.0}
     for settings, copilot, local in [case for case in LOSSES if case[0] in ({}, *switches)]:

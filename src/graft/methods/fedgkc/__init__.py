@@ -1,5 +1,5 @@
 """FedGKC: clients of different architectures learn from each other through a small copilot model."""
 
-from graft.methods.fedgkc.method import FedGKC, FedGKCPaper
+from graft.methods.fedgkc.method import FedGKC, FedGKCAlone, FedGKCPaper
 
-__all__ = ["FedGKC", "FedGKCPaper"]
+__all__ = ["FedGKC", "FedGKCAlone", "FedGKCPaper"]

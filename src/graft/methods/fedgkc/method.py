@@ -3,12 +3,12 @@ heterogeneity. arXiv 2501.12624, 2025."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from graft.errors import InputError
@@ -25,14 +25,16 @@ from graft.methods.fedgkc.distillation import (
     with_others,
 )
 from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
-from graft.tensors.trees import Tree, Weights, map_tree
-from graft.training.losses import divergence, log_softmax
+from graft.methods.scaffold import add_share, nothing
+from graft.tensors.trees import Tree, Weights, add_update, difference, map_tree, squared_distance, trainable
+from graft.training.losses import divergence, log_softmax, mean_prediction
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet, Loss
     from graft.federation.server import Server
     from graft.models.architecture import Output
+    from graft.training.optimizers import Training
 
 TERMS = {  # of the two losses
     "copilot": ("labels", "predictions", "neighbourhood"),
@@ -50,7 +52,7 @@ class FedGKC(Method):
     heterogeneous: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {
-        "train/copilot": MODEL,
+        "train/copilot": replace(MODEL, when="if the copilot travels"),
         "train/size": NODES,
         "train/strength": Reveals("mean confidence of the copilot over the client's nodes"),
         "train/clarity": Reveals("mean margin of its predictions, less their similarity to those of neighbours"),
@@ -72,8 +74,12 @@ class FedGKC(Method):
     # Weight of the distillation between two views of the graph.
     self_weight: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.0
     views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
-    # Whether copilot and local model take steps in turn, or the copilot trains first and then the local model.
-    schedule: Literal["interleaved", "block"] = "interleaved"
+    # In every epoch the copilot takes its step first and then teaches, or the local model does, or both step at once;
+    # or the copilot trains for all its epochs before the local model does.
+    schedule: Annotated[
+        Literal["copilot_first", "local_first", "simultaneous", "block"],
+        Search(choices=("copilot_first", "local_first", "simultaneous")),
+    ] = "copilot_first"
     # Epochs of the copilot in a round if schedule is block; 0: as many as of the local model.
     copilot_epochs: Annotated[int, Ge(0)] = 0
     detach_weak: bool = True  # whether the weak view teaches the strong one without being taught by it
@@ -83,6 +89,17 @@ class FedGKC(Method):
     mse_reduction: Literal["mean", "sum_dim"] = "mean"
     # Whether embeddings of another width than the copilot's are mapped to it by a private linear map.
     neigh_projection: bool = False
+    # The copilot's own optimiser, where it is not that of the experiment, and the learning rate that goes with it.
+    copilot_optimizer: Annotated[
+        Literal["common", "adam", "sgd", "momentum"], Search(choices=("common", "momentum"))
+    ] = "common"
+    copilot_learning_rate: Annotated[float, Gt(0), Search(0.01, 0.5, log=True)] = 0.1
+    # Drift correction of the copilot, as in FedDC: its pull towards what it received less its client's drift; 0: none.
+    pull: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
+    # What predicts: the local model, the copilot after its training, the mean of both, or at every client whichever of
+    # these and the copilot as it was received is best on its validation nodes.
+    answer: Annotated[Literal["local", "copilot", "mean", "best"], Search(choices=("local", "best"))] = "local"
+    travels: bool = True  # off: every copilot stays with its client, to see what is left without a federation
     smkd: bool = True  # off: models learn from labels and each other's predictions only, as in FML
     kama: bool = True  # off: copilots are averaged by numbers of nodes alone
     self_distill: bool = True  # off: no distillation between views
@@ -97,13 +114,23 @@ class FedGKC(Method):
             raise InputError(f"alpha {self.alpha} and beta {self.beta} must add up to at most 1.")
 
     def start_server(self, server: Server) -> None:
-        server.state.copilot = server.initial(server.architecture(self.copilot))
+        model = server.architecture(self.copilot)
+        server.state.copilot = server.initial(model)
+        if self.pull:
+            server.state.drift = nothing(server.state.copilot, model.frozen)
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
         copilot = fleet.architecture(self.copilot)
         width = fleet.predict(fleet.state.model).embedding.shape[2]
-        copilot_width = fleet.predict(fleet.initial(copilot), copilot).embedding.shape[2]
+        start = fleet.initial(copilot)
+        copilot_width = fleet.predict(start, copilot).embedding.shape[2]
+        if self.keeps_copilot:
+            fleet.state.copilot = map_tree(torch.clone, start)
+        if self.answer == "best":
+            fleet.state.received = map_tree(torch.clone, start)
+        if self.pull:
+            fleet.state.drift = nothing(start, copilot.frozen)
         if self.neigh_projection:
             start = torch.eye(width, copilot_width, device=fleet.device)
             fleet.state.projection = Tree(weight=start.expand(len(fleet.clients), -1, -1))
@@ -117,11 +144,18 @@ class FedGKC(Method):
     def compares_embeddings(self) -> bool:
         return self.smkd and self.mutual and self.beta > 0
 
+    @property
+    def keeps_copilot(self) -> bool:
+        """Returns whether clients need their copilot beyond its training."""
+        return self.answer != "local" or not self.travels
+
     def round(self, server: Server, clients: Clients) -> None:
-        replies = clients.ask(self.train, server.state.copilot)
+        replies = clients.ask(self.train, server.state.copilot if self.travels else None)
         shares = aggregation_shares(replies.size, replies.knowledge)
         weight = shares.final if self.kama else shares.volume
-        server.state.copilot = replies.mean("copilot", weight)
+        if self.travels:
+            share = len(replies) / server.clients
+            server.state.copilot = self.corrected(server, replies.mean("copilot", weight), share)
         server.record(
             strength=replies.strength,
             clarity=replies.clarity,
@@ -133,9 +167,18 @@ class FedGKC(Method):
             **{f"{model}_{term}": size for model, terms in replies.terms.items() for term, size in terms.items()},
         )
 
+    def corrected(self, server: Server, mean: Weights, share: float) -> Weights:
+        """Returns the mean copilot and, with drift correction, the mean drift of all clients on top of it."""
+        if not self.pull:
+            return mean
+        update = difference(mean, server.state.copilot, server.architecture(self.copilot).frozen)
+        server.state.drift = add_share(server.state.drift, update, share)
+        return add_update(mean, server.state.drift)
+
     @step
-    def train(self, fleet: Fleet, copilot: Weights) -> Tree:
+    def train(self, fleet: Fleet, received: Weights | None = None) -> Tree:
         """Self-mutual knowledge distillation, then the knowledge of the copilot."""
+        copilot: Weights = fleet.state.copilot if received is None else received
         models: dict[str, Weights] = {"copilot": copilot, "model": fleet.state.model}
         if self.neigh_projection:
             models["model"] = Tree(model=fleet.state.model, projection=fleet.state.projection)
@@ -143,18 +186,20 @@ class FedGKC(Method):
         sizes = Tree({name: Tree(dict.fromkeys(terms, zeros)) for name, terms in TERMS.items()})
         teacher_outputs = Tree()
         losses: dict[str, Loss] = {
-            "copilot": partial(sum_of_terms, self.copilot_terms, sizes.copilot),
+            "copilot": self.pulled(fleet, copilot, partial(sum_of_terms, self.copilot_terms, sizes.copilot)),
             "model": partial(sum_of_terms, partial(self.local_terms, teacher_outputs=teacher_outputs), sizes.local),
         }
         trained = self.fit_models(fleet, models, losses)
         fleet.state.model = trained.model
         if self.neigh_projection:
             fleet.state.model, fleet.state.projection = trained.model.model, trained.model.projection
-        # The copilot last taught as it is now; only in batches its logits were not those of all nodes.
-        logits = teacher_outputs.get("logits") if fleet.training.batches == 1 else None
+        self.keep(fleet, trained.copilot, copilot)
+        # Where the local model steps last, the copilot taught as it is now; but in batches not on all nodes.
+        taught_last = self.schedule in ("copilot_first", "block") and fleet.training.batches == 1
+        logits = teacher_outputs.get("logits") if taught_last else None
         strength, clarity = self.knowledge(fleet, trained.copilot, logits)
         return Tree(
-            copilot=trained.copilot,
+            **({"copilot": trained.copilot} if self.travels else {}),
             size=fleet.labelled_only(fleet.size),
             strength=strength,
             clarity=clarity,
@@ -162,19 +207,51 @@ class FedGKC(Method):
             terms=sizes,
         )
 
+    def pulled(self, fleet: Fleet, received: Weights, loss: Loss) -> Loss:
+        """Returns the copilot's loss, with its pull towards what it received less its client's drift if it has one."""
+        if not self.pull:
+            return loss
+        frozen = fleet.architecture(self.copilot).frozen
+        target = map_tree(torch.sub, trainable(received, frozen), fleet.state.drift)
+
+        def with_pull(models: Tree, batch: Fleet) -> Tensor:
+            return loss(models, batch) + self.pull / 2 * squared_distance(trainable(models.copilot, frozen), target)
+
+        return with_pull
+
+    def keep(self, fleet: Fleet, copilot: Weights, received: Weights) -> None:
+        """Keeps what clients need of a copilot after its training."""
+        if self.pull:
+            update = difference(copilot, received, fleet.architecture(self.copilot).frozen)
+            fleet.state.drift = map_tree(torch.add, fleet.state.drift, update)
+        if self.keeps_copilot:
+            fleet.state.copilot = copilot
+        if self.answer == "best":
+            fleet.state.received = map_tree(torch.clone, received)
+
     def fit_models(self, fleet: Fleet, models: dict[str, Weights], losses: dict[str, Loss]) -> Tree:
         """Train copilot and local model by the schedule."""
         # Buffers of your own module stand one level deeper when the projection is trained with it.
         own = {f"model/{path}" for path in fleet.model.frozen} if self.neigh_projection else fleet.model.frozen
         frozen = {"copilot": fleet.architecture(self.copilot).frozen, "model": frozenset(own)}
-        if self.schedule == "interleaved":
-            return fleet.fit_in_turn(models, losses, frozen=frozen)
+        trainings = self.trainings(fleet)
+        if self.schedule != "block":
+            in_turn = losses if self.schedule == "copilot_first" else dict(reversed(losses.items()))
+            at_once = self.schedule == "simultaneous"
+            return fleet.fit_in_turn(models, in_turn, None, frozen, trainings=trainings, simultaneous=at_once)
         trained = Tree(models)
         for name, epochs in (("copilot", self.copilot_epochs or None), ("model", None)):
             others = {other: trained[other] for other in models if other != name}
             loss = {name: partial(with_others, losses[name], others)}
-            trained[name] = fleet.fit_in_turn({name: trained[name]}, loss, epochs, frozen)[name]
+            trained[name] = fleet.fit_in_turn({name: trained[name]}, loss, epochs, frozen, trainings=trainings)[name]
         return trained
+
+    def trainings(self, fleet: Fleet) -> dict[str, Training]:
+        """Returns how the copilot trains, where not as the experiment has it."""
+        if self.copilot_optimizer == "common":
+            return {}
+        rate = self.copilot_learning_rate
+        return {"copilot": replace(fleet.training, optimizer=self.copilot_optimizer, learning_rate=rate)}
 
     def copilot_terms(self, fleet: Fleet, models: Tree) -> Tree:
         """Eq. 2: labels, and distillation from the local model."""
@@ -202,6 +279,23 @@ class FedGKC(Method):
         if self.smkd and self.self_distill and self.self_weight:
             terms["self"] = self.self_weight * self.agreement(fleet, self.local(models))
         return terms
+
+    def logits(self, fleet: Fleet) -> Tensor:
+        local = super().logits(fleet)
+        if self.answer == "local":
+            return local
+        model = fleet.architecture(self.copilot)
+        copilot = fleet.predict(fleet.state.copilot, model).logits
+        if self.answer == "copilot":
+            return copilot
+        mean = mean_prediction(local, copilot)
+        if self.answer == "mean":
+            return mean
+        received = fleet.predict(fleet.state.received, model).logits
+        return fleet.best_validated([local, copilot, received, mean])
+
+    def model_alone(self) -> bool:
+        return self.answer == "local"
 
     def local(self, models: Tree) -> Weights:
         weights: Weights = models.model.model if self.neigh_projection else models.model
@@ -256,3 +350,10 @@ class FedGKCPaper(FedGKC):
     feedback: Annotated[float, Search()] = 1.0
     gate: bool = False
     self_weight: Annotated[float, Search()] = 1.0
+
+
+@dataclass(frozen=True)
+class FedGKCAlone(FedGKC):
+    """FedGKC's two models at every client without a copilot that travels: what FedGKC has more is what others gave."""
+
+    travels: bool = False

@@ -15,7 +15,7 @@ from graft.federation.reveals import VOTE, Reveals
 from graft.fields import Search
 from graft.methods.fedkd.compression import apply_update, compress_leaf, rebuild_update
 from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack, weighted_mean
-from graft.training.losses import divergence, mean_over
+from graft.training.losses import divergence, mean_over, mean_prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,9 @@ class FedKD(Method):
     # Share of a matrix's squared singular values that its factors keep in the last round; linear in between.
     energy_end: Annotated[float, Gt(0), Le(1)] = 0.98
     weighting: Literal["uniform", "by_weight"] = "uniform"  # updates count alike, or by the experiment's weight_by
+    # What predicts: the mentor, or at every client whichever of it, the mentee and the mean of both is best on its
+    # validation nodes.
+    answer: Annotated[Literal["mentor", "best"], Search(choices=("mentor", "best"))] = "mentor"
 
     def rehearsals(self) -> Sequence[FedKD]:
         """Returns it with factors of few and of all singular values, and with matrices as they are: which of them is
@@ -151,6 +154,16 @@ class FedKD(Method):
         to_mentor = to_mentor + self.hidden * squared_error(projected, mentor.embedding, nodes)
         to_mentee = to_mentee + self.hidden * squared_error(mentor.embedding, projected, nodes)
         return errors[0] + to_mentor / doubt, errors[1] + to_mentee / doubt
+
+    def logits(self, fleet: Fleet) -> Tensor:
+        mentor = super().logits(fleet)
+        if self.answer == "mentor":
+            return mentor
+        mentee = fleet.predict(fleet.state.mentee, fleet.architecture(self.mentee)).logits
+        return fleet.best_validated([mentor, mentee, mean_prediction(mentor, mentee)])
+
+    def model_alone(self) -> bool:
+        return self.answer == "mentor"
 
     def energy(self, progress: float) -> float:
         """Th(t): the share of the energy to keep after this share of all rounds."""
