@@ -37,7 +37,9 @@ class Final(NamedTuple):
 class Finals:
     """The runs at the end: the default and the chosen values of every method, with seeds that no trial used."""
 
-    def __init__(self, trials: Trials, folder: Path) -> None:
+    def __init__(self, trials: Trials, folder: Path, *, importance: bool = True) -> None:
+        """Plans the runs; `importance` is whether the share of each field in the scores is looked for."""
+        self.importance = importance  # which takes longer than all else here
         self.design, self.subjects, self.studies = trials.design, trials.subjects, trials.studies
         self.histories = {label: study.history for label, study in self.studies.items()}
         self.best = {label: best_of(self.histories[label], study.higher) for label, study in self.studies.items()}
@@ -75,11 +77,16 @@ class Finals:
         return run_finals({"": self}, jobs, report, cluster)
 
     def read(self) -> None:
-        """Reads what is finished."""
-        for planned in self.runs:
+        """Reads what is finished and was not read before."""
+        for planned in self.missing:
             run = planned.read()
             if run is not None:
                 self.finished[experiment_hash(asdict(planned.experiment))] = run
+
+    @property
+    def missing(self) -> list[PlannedRun]:
+        """Returns the runs of which nothing was read so far."""
+        return [run for run in self.runs if experiment_hash(asdict(run.experiment)) not in self.finished]
 
     def cell(self, label: str, *, chosen: bool) -> dict[int, FinishedRun]:
         """Returns the finished runs of a method by seed, once they were read."""
@@ -119,7 +126,7 @@ class Finals:
                 "test": self.scores(label, chosen=False),
             },
             "best": best and {name: best[name] for name in ("params", "validation", "trial")},
-            "importance": self.studies[label].importance(),
+            "importance": self.studies[label].importance() if self.importance else {},
             "history": history,
             "test": self.scores(label, chosen=True),
         }
@@ -143,7 +150,9 @@ def run_finals(
     finals: Mapping[str, Finals], jobs: int | None, report: Report, cluster: RunCluster | None = None
 ) -> Outcome:
     """Runs what is not finished of several tunings, by their names, at once."""
-    runs = [replace(run, row=f"{name}: {run.row}") for name, entry in finals.items() for run in entry.runs]
+    for entry in finals.values():
+        entry.read()
+    runs = [replace(run, row=f"{name}: {run.row}") for name, entry in finals.items() for run in entry.missing]
     if not runs:
         return Outcome()
     names = {path: f"{name} {text}".strip() for name, entry in finals.items() for path, text in entry.names.items()}

@@ -21,7 +21,7 @@ from graft.experiments.tuning.workers import Ends, Hears
 RunAll = Callable[[Iterator[TrialOrder], Hears, Ends], None]  # runs trials here or elsewhere
 
 
-def silent(message: Message) -> None:  # noqa: ARG001
+def silent(message: Message) -> None:
     """Tells nobody."""
 
 
@@ -36,6 +36,7 @@ class Trials:
     deadline: float = math.inf  # of the monotonic clock
     last_reason: str = ""
     short: bool = False  # whether the time was over before the trials were
+    lenient: bool = False  # whether the tuning goes on where the defaults of a method cannot be run at all
 
     @property
     def defaults(self) -> list[PlannedRun]:
@@ -68,8 +69,8 @@ class Trials:
 
     def end(self, order: TrialOrder, outcome: TrialOutcome) -> None:
         """Puts a trial on record and tells of it; what a person has to change ends the tuning where the defaults
-        already fail of it."""
-        if outcome.bad_input and order.number == 0:
+        already fail of it, unless it is lenient."""
+        if outcome.bad_input and order.number == 0 and not self.lenient:
             raise InputError(outcome.reason)
         study = self.studies[order.method]
         study.end(order.number, outcome)

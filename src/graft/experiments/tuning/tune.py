@@ -105,7 +105,8 @@ def run_design(
     check_optuna()
     check_jobs(jobs)
     with ExitStack() as stack:
-        trials = stack.enter_context(open_trials(design, out, timeout))
+        trials = stack.enter_context(open_trials(design, out))
+        trials.deadline = deadline_of(timeout)
         tell = trials.report = logged(out, design.trials * len(trials.subjects), report) if out else report or silent
         many = ManyTrials({"": trials})
         stopped = False
@@ -127,7 +128,7 @@ def run_design(
 
 
 @contextmanager
-def open_trials(design: Design, out: Path | None = None, timeout: float | None = None) -> Iterator[Trials]:
+def open_trials(design: Design, out: Path | None = None) -> Iterator[Trials]:
     """Opens the trials of a design in a folder, which nobody else works in, or without one; what cannot be is
     refused."""
     candidates = design.candidates()
@@ -144,8 +145,12 @@ def open_trials(design: Design, out: Path | None = None, timeout: float | None =
         studies = {label: open_study(journal, subject, design) for label, subject in subjects.items()}
         for label, study in studies.items():
             study.begin({**subjects[label].identity, "seeds": list(design.seeds)})
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        yield Trials(design, subjects, studies, deadline=deadline)
+        yield Trials(design, subjects, studies)
+
+
+def deadline_of(timeout: float | None) -> float:
+    """Returns when so many seconds are over, by the monotonic clock."""
+    return math.inf if timeout is None else time.monotonic() + timeout
 
 
 def choose_jobs(jobs: int | None, defaults: Sequence[PlannedRun]) -> int:
