@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,13 @@ def plan_events(
     methods: Sequence[str] | None = None,
     *,
     trials: int = TRIALS,
-    seeds: int = SEEDS,
+    seeds: Sequence[int] = tuple(range(SEEDS)),
     final_seeds: int = FINAL_SEEDS,
     clients: int = CLIENTS,
-    table: dict[str, Family] | None = None,
+    table: Mapping[str, Family] = FAMILIES,
     **values: Any,
 ) -> list[Event]:
     """Returns the events of a tournament or a part of it; `values` are fields of the experiment that all runs share."""
-    table = FAMILIES if table is None else table
     chosen = pick("family", families, list(table))
     everyone = [entry.label for name in chosen for entry in table[name].entrants]
     rows = pick("method", methods, list(dict.fromkeys(everyone)))
@@ -62,8 +61,8 @@ def plan_events(
                 values={**family.values(dataset, clients), **values},
                 changes=Changes(space={"learning_rate": RATES}, keep=family.keep),
                 trials=trials,
-                seeds=range(seeds),
-                final_seeds=range(seeds, seeds + final_seeds),
+                seeds=tuple(seeds),
+                final_seeds=range(max(seeds) + 1, max(seeds) + 1 + final_seeds),
             )
             events.append(Event(name, dataset, design))
     return events

@@ -16,7 +16,7 @@ from graft.experiments.progress_log import logged
 from graft.experiments.tournament.plan import Event
 from graft.experiments.tuning.finals import Finals, run_finals
 from graft.experiments.tuning.optuna_study import check_optuna
-from graft.experiments.tuning.trials import ManyTrials, Trials, silent
+from graft.experiments.tuning.trials import ManyTrials, Trials
 from graft.experiments.tuning.tune import choose_jobs, deadline_of, open_trials
 from graft.experiments.tuning.workers import run_trials
 from graft.files import explained
@@ -60,9 +60,7 @@ def run_tournament(
     with ExitStack() as stack:
         begin_folder(out)
         stack.enter_context(exclusive(out, COMMAND))
-        trials = {
-            event.name: stack.enter_context(open_trials(event.design, out / event.folder)) for event in events
-        }
+        trials = {event.name: stack.enter_context(open_trials(event.design, out / event.folder)) for event in events}
         stopped, failures = False, dict[str, str]()
         if run:
             tell = logged(out, sum(map(planned_of, trials.values())), report)
