@@ -38,7 +38,8 @@ class Tournament:
     @property
     def complete(self) -> bool:
         """Returns whether every run at the end is finished."""
-        return all(entry.keys and len(entry.finished) == len(entry.runs) for entry in self.finals.values())
+        over = [len(entry.finished) == len(entry.runs) for entry in self.finals.values()]
+        return all(over) and len(over) == len(self.events)
 
 
 def run_tournament(
