@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -28,6 +28,13 @@ Trials = Annotated[Number, typer.Option(help="Trials of every method. (40)", ric
 FinalSeeds = Annotated[
     Number, typer.Option(help="Other seeds for the runs at the end, which are tested. (5)", rich_help_panel=PANEL)
 ]
+JudgeOn = Annotated[
+    Text,
+    typer.Option(
+        help="By what methods judge in training: validation, or a fifth of the training nodes. (validation)",
+        rich_help_panel=PANEL,
+    ),
+]
 Timeout = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(help="Seconds after which nothing new begins.", rich_help_panel=PANEL),
@@ -50,6 +57,7 @@ def reproduce(
     families: Families = None,
     trials: Trials = None,
     final_seeds: FinalSeeds = None,
+    judge_on: JudgeOn = None,
     timeout: Timeout = None,
     engine: Engine = None,
     address: Address = None,
@@ -64,8 +72,9 @@ def reproduce(
     numbers = whole_numbers("--clients", clients)
     own = {"engine": engine, "address": address, "device": device}
     extra, cluster = choose_cluster({key: value for key, value in own.items() if value}, cpus_per_run, gpus_per_run)
-    parts = {"datasets": split_names(datasets), "methods": split_names(methods)}
-    of_tournament = {"families": split_names(families), "trials": trials, "final_seeds": final_seeds}
+    parts: dict[str, Any] = {"datasets": split_names(datasets), "methods": split_names(methods)}
+    of_tournament: dict[str, Any] = {"families": split_names(families), "trials": trials, "final_seeds": final_seeds}
+    of_tournament["judge_on"] = judge_on
     if name == TOURNAMENT:
         from graft.cli.tournament import hold
 

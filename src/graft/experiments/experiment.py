@@ -136,6 +136,10 @@ class Experiment:
     score: Annotated[Literal["personal", "global"], Doc("Models that pick the best round: personal or global.")] = (
         "personal"
     )
+    judge_on: Annotated[
+        Literal["validation", "training"],
+        Doc("What methods that choose among models judge by: validation nodes, or a held out fifth of training nodes."),
+    ] = "validation"
     evaluate_every: Annotated[int, Ge(1), Le(LONG), Doc("Rounds between evaluations.")] = 1
     evaluate_clients: Annotated[
         Literal["all", "participants"],
@@ -278,6 +282,7 @@ class ExperimentSettings(TypedDict, total=False):
     topology: str
     metric: str
     score: Literal["personal", "global"]
+    judge_on: Literal["validation", "training"]
     evaluate_every: int
     evaluate_clients: Literal["all", "participants"]
     patience: int

@@ -32,6 +32,8 @@ class Training:
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"  # of labels
     focal_gamma: float = 2.0  # how much the focal loss looks away from nodes that are easy
     class_weights: Literal["none", "balanced"] = "none"  # balanced: every class of a client weighs the same in its loss
+    # By which nodes a step may judge models: validation nodes, or training nodes that are held out of training.
+    judge_on: Literal["validation", "training"] = "validation"
 
     @property
     def steps(self) -> int:

@@ -1,6 +1,6 @@
 """Who competes: the same search for all, rows that are what they are called, and who judges by validation labels."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 
 import numpy as np
@@ -81,9 +81,13 @@ def test_what_does_not_take_part_is_refused():
 # Who reads validation labels.
 
 
-def described(name, settings):
+def described(name, settings, **more):
     values = {"method": name, "settings": settings, "dataset": SYNTHETIC, "clients": 3, "width": 8, "rounds": 4}
-    return make_experiment(values)
+    return make_experiment({**values, **more})
+
+
+def said_to_judge(name, settings, **more):
+    return judges(asdict(replace(described(name, {}, **more), settings=vars(make_method(name, settings)))))
 
 
 @cache
@@ -96,12 +100,13 @@ def wrong(graph):
     return replace(graph, y=np.where(graph.validation, (graph.y + 1) % graph.classes, graph.y))
 
 
-def reads_validation(name, settings):
+def reads_validation(name, settings, **more):
     """Whether wrong labels of validation nodes change what a method learns, or what it predicts on test nodes."""
     data = federation()
     trapped = replace(data, graph=wrong(data.graph), clients=[wrong(graph) for graph in data.clients])
     before, after = (
-        run_experiment(described(name, settings), given=Given(federation=entry)).rounds for entry in (data, trapped)
+        run_experiment(described(name, settings, **more), given=Given(federation=entry)).rounds
+        for entry in (data, trapped)
     )
     return [(row["loss"], row["per_client"]["test"]) for row in before] != [
         (row["loss"], row["per_client"]["test"]) for row in after
@@ -110,15 +115,14 @@ def reads_validation(name, settings):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_methods_that_are_said_to_judge_by_validation_labels_are_all_that_do(name):
-    settings = vars(make_method(name, {}))
-    assert reads_validation(name, {}) <= judges(name, settings)
+    assert reads_validation(name, {}) <= said_to_judge(name, {})
 
 
 @pytest.mark.parametrize("name", [name for name in BLIND if name in METHODS])
 def test_what_is_said_to_be_blind_is(name):
     fields = vars(make_method(name, {}))
     blind = {field: values[0] for field, values in BLIND[name].items() if field in fields}
-    assert not judges(name, {**fields, **blind})
+    assert not said_to_judge(name, blind)
     assert not reads_validation(name, blind)
 
 
@@ -128,4 +132,6 @@ def test_what_is_said_to_be_blind_is(name):
 )
 def test_what_judges_does_change_with_validation_labels(name, settings):
     assert reads_validation(name, settings)
-    assert judges(name, {**vars(make_method(name, {})), **settings})
+    assert said_to_judge(name, settings)
+    assert not said_to_judge(name, settings, judge_on="training")
+    assert not reads_validation(name, settings, judge_on="training")

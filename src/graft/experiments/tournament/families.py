@@ -136,7 +136,8 @@ BLIND: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def judges(method: str, settings: Mapping[str, Any]) -> bool:
-    """Returns whether a method with these settings reads validation labels while it trains or predicts."""
-    rules = BLIND.get(method, {})
+def judges(experiment: Mapping[str, Any]) -> bool:
+    """Returns whether a method reads validation labels while it trains or predicts, by all fields of its experiment."""
+    rules = BLIND.get(experiment["method"], {}) if experiment["judge_on"] == "validation" else {}
+    settings = experiment["settings"]
     return any(settings[name] not in values for name, values in rules.items() if name in settings)

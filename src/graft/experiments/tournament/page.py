@@ -70,20 +70,25 @@ def page(tournament: Tournament, results: Sequence[FamilyResult], figures: Mappi
 def said_of_all(tournament: Tournament) -> str:
     """Returns what is the same for everybody."""
     design = tournament.events[0].design
-    finals = list(design.final_seeds)
-    done = sum(not trials.left for trials in tournament.trials.values())
+    judging = (
+        f"A row with {MARK} read validation labels in training or to choose its predictions, with the chosen values on "
+        "at least one dataset; all others read them for the choice of values and of the round alone."
+    )
+    if design.values.get("judge_on") == "training":
+        judging = (
+            "Methods that choose among models in training judged them by a fifth of the training nodes, held out of "
+            "training for every method: all read validation labels for the choice of values and of the round alone."
+        )
     words = (
         f"Every method had {design.trials} trials of {len(design.seeds)} seeds each, proposed and ended in the same "
         "way and scored on validation nodes alone; the first trial had its defaults. All searched the same ranges of "
         "optimiser, learning rate, weight decay, dropout and local epochs, and what they declare of their own. The "
-        f"default and the chosen values then ran with {len(finals)} other seeds, scored on test nodes for the first "
-        f"time. Scores are means ± standard deviations over these seeds, at the best validation round. A row with "
-        f"{MARK} read validation labels in training or to choose its predictions, with the chosen values on at least "
-        "one dataset; all others read them for the choice of values and of the round alone."
+        f"default and the chosen values then ran with {len(design.final_seeds)} other seeds, scored on test nodes for "
+        "the first time. Scores are means ± standard deviations over these seeds, at the best validation round. "
+        f"{judging}"
     )
-    return (
-        words if done == len(tournament.trials) else f"{words}\n\nOf {len(tournament.trials)} searches {done} are done."
-    )
+    done, searches = sum(not trials.left for trials in tournament.trials.values()), len(tournament.trials)
+    return words if done == searches else f"{words}\n\nOf {searches} searches {done} are done."
 
 
 def family_parts(result: FamilyResult, figure: str) -> Iterator[str]:
@@ -225,7 +230,7 @@ def runs_csv(results: Sequence[FamilyResult]) -> str:
 def run_values(run: FinishedRun, metric: str) -> list[Any]:
     """Returns the numbers of a run."""
     summary, sent = run.summary, run.summary["communication"]
-    reads = judges(run.experiment["method"], run.experiment["settings"])
+    reads = judges(run.experiment)
     scores = [run.score(metric, name) for name in ("test", "validation", *SCORES)]
     costs = [summary["best_round"], summary["rounds"], *(sent[f"{way}_bytes"] for way in ("up", "down", "peer"))]
     return [run.seed, metric, reads, *scores, *costs, summary["seconds"]["per_round"]]

@@ -57,7 +57,7 @@ class Cell:
     def judges(self) -> bool:
         """Returns whether validation labels were read in training, or for predictions, with the chosen values."""
         run = next(iter(self.tuned.values()), None)
-        return run is not None and judges(run.experiment["method"], run.experiment["settings"])
+        return run is not None and judges(run.experiment)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class MethodStudy:
         self.scores: dict[int, dict[int, float]] = {}  # of trials that run, by rounds
         self.rows: dict[int, dict[str, Any]] = {}  # of trials that are over
 
-    def begin(self, identity: Mapping[str, Any]) -> None:
+    def begin(self, identity: dict[str, Any]) -> None:
         """Puts on record what is tuned, or goes on with its trials; a journal of something else is refused."""
         identity = json.loads(json.dumps(identity))
         entries = self.journal.of(self.label)
