@@ -15,6 +15,7 @@ from graft.experiments.make_method import make_method
 from graft.experiments.run import run_experiment
 from graft.experiments.tournament.families import BLIND, FAMILIES, RATES, judges
 from graft.experiments.tournament.plan import plan_events
+from graft.experiments.tuning.tune import open_trials
 from graft.methods import METHODS
 from tests.experiments.tournament.conftest import PLAYED, SYNTHETIC, TOY
 
@@ -41,7 +42,8 @@ def test_all_events_of_a_family_have_as_many_trials_and_the_same_seeds(name):
 
 def test_only_references_search_their_architecture():
     (event,) = plan_events(["general"], ["cora"], ["local", "fedavg", "centralised"])
-    spaces = {candidate.label: candidate.space for candidate in event.design.candidates()}
+    with open_trials(event.design) as trials:
+        spaces = {label: subject.space for label, subject in trials.subjects.items()}
     assert {"models", "width"} <= set(spaces["centralised"])
     assert set(spaces["local"]) == set(spaces["fedavg"]) == set(SHARED)
 

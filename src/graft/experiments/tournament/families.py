@@ -133,6 +133,7 @@ BLIND: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "fedgkc_paper": {"gate": (False,), "answer": ("local", "copilot", "mean")},
     "fedkd": {"answer": ("mentor",)},
     "fml": {"answer": ("local",)},
+    "trust": {"calibrate": ("train",)},
 }
 
 
