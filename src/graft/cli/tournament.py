@@ -11,9 +11,11 @@ import typer
 from graft.cli.console import complain, say
 from graft.cli.tune import check_numbers, tuning_progress
 from graft.errors import InputError
+from graft.experiments.tuning.optuna_study import check_optuna
 from graft.options import parse_seeds
 
 if TYPE_CHECKING:
+    from graft.experiments.tournament.plan import Event
     from graft.experiments.tournament.tournament import Tournament
 
 FOLDER = Path("reproductions") / "tournament"
@@ -28,18 +30,26 @@ def hold(
     timeout: float | None,
     run: bool,
 ) -> None:
-    """Run what is missing of a tournament, write its page, and say what failed."""
-    from graft.experiments.tournament.page import write_tournament
+    """Plan a tournament, or the part of it that was asked for, and run what is missing of it."""
     from graft.experiments.tournament.plan import FINAL_SEEDS, plan_events
-    from graft.experiments.tournament.tournament import run_tournament
 
     if clients is not None and len(clients) != 1:
         raise InputError("A tournament has one number of clients, as --clients 10.")
     own = {"clients": clients and clients[0], "seeds": seeds and parse_seeds(seeds)}
     given = {name: value for name, value in {**parts, **own}.items() if value is not None}
     check_numbers(given.get("final_seeds", FINAL_SEEDS), jobs, timeout)
+    check_optuna()
     events = plan_events(**given)
-    folder = out or FOLDER
+    for event in events:  # whatever was typed is checked before anything begins
+        event.design.candidates()
+    run_events(events, out or FOLDER, jobs, timeout, run)
+
+
+def run_events(events: Sequence[Event], folder: Path, jobs: int | None, timeout: float | None, run: bool) -> None:
+    """Run what is missing, write the page, and say what failed."""
+    from graft.experiments.tournament.page import write_tournament
+    from graft.experiments.tournament.tournament import run_tournament
+
     with tuning_progress("tournament") as tell:
         tournament = run_tournament(events, folder, jobs=jobs, timeout=timeout, report=tell, run=run)
     tell_result(tournament, write_tournament(tournament, folder))
