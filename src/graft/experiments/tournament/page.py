@@ -125,20 +125,17 @@ def score_table(result: FamilyResult) -> str:
     ]
     rows = []
     for row in result.rows:
-        texts = [
-            score_text(result.cells[row, column], row in best[column], result.events[index].design.trials)
-            for index, column in enumerate(result.columns)
-        ]
+        texts = [score_text(result.cells[row, column], row in best[column]) for column in result.columns]
         ranks = result.ranking.ranks if result.ranking else {}
         rank = f"{ranks[row]:.2f}" if row in ranks else "-"
         rows.append((f"{row} {MARK}" if result.judges(row) else row, *texts, rank))
     return markdown_table(("", *headings, "rank"), rows)
 
 
-def score_text(cell: Cell, best: bool, trials: int) -> str:
+def score_text(cell: Cell, best: bool) -> str:
     """Returns a cell of the table: the tuned score, and that of the defaults."""
     if not cell.tuned:
-        return cell.reason or (f"{cell.trials} of {trials} trials" if cell.trials < trials else "-")
+        return cell.reason or (f"{cell.trials} of {cell.planned} trials" if cell.trials < cell.planned else "-")
     text = mean_std(list(cell.values().values()), cell.metric)
     default = mean_std(list(cell.values(tuned=False).values()), cell.metric)
     return f"{f'**{text}**' if best else text} ({default})"

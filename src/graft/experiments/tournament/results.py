@@ -23,7 +23,6 @@ from graft.experiments.comparison.statistics import PairedDifference, holm
 from graft.experiments.tournament.families import Family, judges
 from graft.experiments.tournament.plan import Event
 from graft.experiments.tournament.tournament import Tournament
-from graft.experiments.tuning.design import Entrant
 from graft.experiments.tuning.trials import best_of as best_trial
 from graft.federation.metric_names import METRICS
 from graft.methods import REFERENCES
@@ -38,6 +37,7 @@ class Cell:
     tuned: Runs
     default: Runs
     metric: str
+    planned: int  # trials
     trials: int  # that are over
     failed: int  # of them
     chosen: Mapping[str, Any] | None  # the values; None: those of the default
@@ -74,19 +74,18 @@ class Lead:
 class FamilyResult:
     """All that is finished of a family."""
 
-    def __init__(self, name: str, family: Family, events: Sequence[Event], tournament: Tournament) -> None:
-        self.name, self.family, self.events = name, family, list(events)
-        wanted = {entry.label for event in events for entry in event.design.methods}
-        self.entrants: dict[str, Entrant] = {entry.label: entry for entry in family.entrants if entry.label in wanted}
-        self.rows = list(self.entrants)
-        self.columns = [event.dataset for event in events]
-        self.cells = {(row, event.dataset): read_cell(row, event, tournament) for event in events for row in self.rows}
+    def __init__(self, name: str, family: Family, cells: Mapping[tuple[str, str], Cell]) -> None:
+        """Takes the cells by row and column."""
+        self.name, self.family, self.cells = name, family, dict(cells)
+        self.rows = list(dict.fromkeys(row for row, _ in cells))
+        self.columns = list(dict.fromkeys(column for _, column in cells))
+        self.methods = {entry.label: entry.method for entry in family.entrants}
 
     def metric(self, column: str) -> str:
         return self.cells[self.rows[0], column].metric
 
     def competes(self, row: str) -> bool:
-        return self.entrants[row].method not in REFERENCES
+        return self.methods[row] not in REFERENCES
 
     @property
     def complete(self) -> list[str]:
@@ -173,6 +172,7 @@ def read_cell(row: str, event: Event, tournament: Tournament) -> Cell:
         {} if finals is None else finals.cell(row, chosen=True),
         {} if finals is None else finals.cell(row, chosen=False),
         trials.subjects[row].metric,
+        event.design.trials,
         len(history),
         sum(entry["state"] == "failed" for entry in history),
         best["params"] if best and best["trial"] else None,
@@ -182,8 +182,10 @@ def read_cell(row: str, event: Event, tournament: Tournament) -> Cell:
 
 def family_results(tournament: Tournament, table: Mapping[str, Family]) -> list[FamilyResult]:
     """Returns the results of every family that takes part."""
-    names = list(dict.fromkeys(event.family for event in tournament.events))
-    return [
-        FamilyResult(name, table[name], [event for event in tournament.events if event.family == name], tournament)
-        for name in names
-    ]
+    results = []
+    for name in dict.fromkeys(event.family for event in tournament.events):
+        events = [event for event in tournament.events if event.family == name]
+        rows = [entry.label for entry in events[0].design.methods]
+        cells = {(row, event.dataset): read_cell(row, event, tournament) for row in rows for event in events}
+        results.append(FamilyResult(name, table[name], cells))
+    return results
