@@ -80,7 +80,7 @@ def said_of_all(tournament: Tournament) -> str:
             "training for every method: all read validation labels for the choice of values and of the round alone."
         )
     words = (
-        f"Every method had {design.trials} trials of {len(design.seeds)} seeds each, proposed and ended in the same "
+        f"Every method had {design.trials} trials, each the mean over {len(design.seeds)} seeds, proposed and ended in the same "
         "way and scored on validation nodes alone; the first trial had its defaults. All searched the same ranges of "
         "optimiser, learning rate, weight decay, dropout and local epochs, and what they declare of their own. The "
         f"default and the chosen values then ran with {len(design.final_seeds)} other seeds, scored on test nodes for "
