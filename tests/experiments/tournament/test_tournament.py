@@ -82,6 +82,13 @@ def test_tournament_that_goes_on_is_an_unbroken_one(events, tmp_path):
     assert final_scores(finished) == final_scores(unbroken)
 
 
+def test_an_event_can_be_watched_while_it_runs(events, tmp_path):
+    run_tournament(events, tmp_path, jobs=1, report=stop_at_the_first_final)
+    said = CliRunner().invoke(app, ["watch", str(tmp_path / "toy/toy-a"), "--once"]).output
+    assert "12 of 12 trials done" in said
+    assert "fedgkc, trial 3" in said
+
+
 def test_nothing_is_run_again(events, tmp_path):
     run_tournament(events, tmp_path, jobs=1)
     told = []

@@ -80,9 +80,9 @@ def said_of_all(tournament: Tournament) -> str:
             "training for every method: all read validation labels for the choice of values and of the round alone."
         )
     words = (
-        f"Every method had {design.trials} trials, each the mean over {len(design.seeds)} seeds, proposed and ended in the same "
-        "way and scored on validation nodes alone; the first trial had its defaults. All searched the same ranges of "
-        "optimiser, learning rate, weight decay, dropout and local epochs, and what they declare of their own. The "
+        f"Every method had {design.trials} trials, each the mean over {len(design.seeds)} seeds, proposed and ended in "
+        "the same way and scored on validation nodes alone; the first had its defaults. All searched the same ranges "
+        "of optimiser, learning rate, weight decay, dropout and local epochs, and what they declare of their own. The "
         f"default and the chosen values then ran with {len(design.final_seeds)} other seeds, scored on test nodes for "
         "the first time. Scores are means ± standard deviations over these seeds, at the best validation round. "
         f"{judging}"
@@ -113,6 +113,7 @@ def family_parts(result: FamilyResult, figure: str) -> Iterator[str]:
             yield markdown_table(("", *result.columns), rows)
     yield "### Cost"
     yield cost_table(result)
+    yield "Bytes and seconds are means over the runs with the chosen values, which shared the machine with each other."
     yield "### Chosen values"
     yield markdown_table(("", *result.columns), [(row, *values) for row, values in chosen_rows(result)])
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from graft.errors import InputError
-from graft.experiments.many_runs import file_name
 from graft.experiments.tournament.families import DATA, FAMILIES, RATES, Family
 from graft.experiments.tuning.design import Design
 from graft.experiments.tuning.space import Changes
@@ -27,11 +25,8 @@ class Event:
 
     @property
     def name(self) -> str:
+        """Returns what it is called, which is its folder too."""
         return f"{self.family}/{self.dataset}"
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.family) / file_name(self.dataset)
 
 
 def plan_events(

@@ -61,13 +61,13 @@ def run_tournament(
     with ExitStack() as stack:
         begin_folder(out)
         stack.enter_context(exclusive(out, COMMAND))
-        trials = {event.name: stack.enter_context(open_trials(event.design, out / event.folder)) for event in events}
+        trials = {event.name: stack.enter_context(open_trials(event.design, out / event.name)) for event in events}
         stopped, failures = False, dict[str, str]()
         if run:
             tell = logged(out, sum(map(planned_of, trials.values())), report)
-            stopped = run_all_trials(trials, jobs, deadline, tell)
+            stopped = run_all_trials(trials, out, jobs, deadline, tell)
         finals = {
-            event.name: Finals(trials[event.name], out / event.folder, importance=False)
+            event.name: Finals(trials[event.name], out / event.name, importance=False)
             for event in events
             if not trials[event.name].left
         }
@@ -76,7 +76,7 @@ def run_tournament(
             stopped, failures = outcome.stopped, outcome.failures
         for event in events:
             if event.name in finals:
-                write_event(finals[event.name], out / event.folder, stopped=stopped)
+                write_event(finals[event.name], out / event.name, stopped=stopped)
     return Tournament(events, trials, finals, stopped, failures)
 
 
@@ -98,7 +98,7 @@ def planned_of(trials: Trials) -> int:
     return trials.design.trials * len(trials.studies)
 
 
-def run_all_trials(trials: Mapping[str, Trials], jobs: int | None, deadline: float, tell: Report) -> bool:
+def run_all_trials(trials: Mapping[str, Trials], out: Path, jobs: int | None, deadline: float, tell: Report) -> bool:
     """Runs the trials of all events by the same workers; returns whether Ctrl-C, or the time, ended them."""
     total = sum(map(planned_of, trials.values()))
     done = sum(len(study.history) for entry in trials.values() for study in entry.studies.values())
@@ -108,9 +108,10 @@ def run_all_trials(trials: Mapping[str, Trials], jobs: int | None, deadline: flo
         done += 1
         tell({**message, "method": f"{name} {message['method']}", "done": done, "total": total})
 
-    for name, entry in trials.items():
-        entry.deadline, entry.report, entry.lenient = deadline, partial(pass_on, name), True
     left = {name: entry for name, entry in trials.items() if entry.left}
+    for name, entry in left.items():
+        own = logged(out / name, planned_of(entry), partial(pass_on, name))  # for those who watch one of them
+        entry.deadline, entry.report, entry.lenient = deadline, own, True
     if not left:
         return False
     defaults = [run for entry in left.values() for run in entry.defaults]
