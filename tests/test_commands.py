@@ -37,7 +37,10 @@ ELSEWHERE = {  # pages whose commands have tests of their own
     "docs/federations.md": "tests/test_federations_page.py",
 }
 # Commands that are first run as they stand, up to the function that begins to train; a study only so.
-TRAIN = {"run": "graft.cli.run.run_all", "reproduce": "graft.cli.reproduce.run_study"}
+TRAIN = {
+    "run": ("graft.cli.run.run_all",),
+    "reproduce": ("graft.cli.reproduce.run_study", "graft.cli.tournament.run_events"),
+}
 ONLY_CHECKED = ("reproduce",)
 # They wait for others, start processes, or need a file that stands on the page above them.
 ONLY_PARSED = ("serve", "join", "peer", "trial", "flower")
@@ -121,7 +124,8 @@ def run_commands(lines, patch):
         provide_runs(command.words)
         if name in TRAIN:
             with patch.context() as without_training:
-                without_training.setattr(TRAIN[name], lambda *_: None)
+                for trains in TRAIN[name]:
+                    without_training.setattr(trains, lambda *_: None)
                 words = ["cpu" if word == "cuda" else word for word in command.words]
                 invoke(command, [*words, *(["--overwrite"] if name == "run" else [])])
         if name not in ONLY_CHECKED:

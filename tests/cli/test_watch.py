@@ -301,7 +301,7 @@ TRIAL = {"method": "fedprox", "metric": "accuracy", "reason": "", "seconds": 1.0
 
 
 def test_a_tuning_is_followed_trial_by_trial(tmp_path):
-    (tmp_path / "trials.sqlite3").touch()
+    (tmp_path / "trials.jsonl").touch()
     tell = logged(tmp_path, 4)
     for number, (state, score) in enumerate([("complete", 0.5), ("pruned", 0.25), ("failed", None)]):
         reason = "diverged" if state == "failed" else ""

@@ -16,6 +16,7 @@ from graft.errors import InputError
 Ratios = tuple[Fraction, Fraction, Fraction]  # exact, so that no share is lost to floating point
 Draw = Callable[[str, Graph, np.random.Generator], Graph]  # masks for a graph, whose owner the text names
 BY_TIME = "time:"  # what a split by time begins with
+HELD_OUT = 5  # one in so many training nodes is held out, where methods judge by these
 EXPECTED = (
     "three numbers above 0 that sum to at most 100 (or at most 1), such as '20/40/40' or 'time:60/20/20', or 'own'"
 )
@@ -51,6 +52,15 @@ def split_client(graph: Graph, client: int, ratios: str | Sequence[float], seed:
     """Returns one client's graph with the masks that `split` would give it among all."""
     draw = _drawing(ratios, stratify=True, rounding="largest_remainder", min_train=1)
     return draw(f"Client {client}", graph, stream("split", seed, client))
+
+
+def hold_out(graph: Graph, client: int, seed: int) -> tuple[Graph, Bools]:
+    """Returns a client's graph without a fifth of its training nodes, and which these are; none of fewer than five."""
+    train = np.zeros(graph.nodes, bool) if graph.train is None else graph.train
+    nodes = np.flatnonzero(train)
+    held = np.zeros(graph.nodes, bool)
+    held[stream("held out", seed, client).permutation(nodes)[: len(nodes) // HELD_OUT]] = True
+    return replace(graph, train=train & ~held), held
 
 
 def is_by_time(ratios: str | Sequence[float]) -> bool:

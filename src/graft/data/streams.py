@@ -4,7 +4,15 @@ import numpy as np
 
 from graft.errors import InputError
 
-PURPOSES = {"synthetic": 0, "partition": 1, "split": 2, "perturbation": 3, "class means": 4, "generated": 5}
+PURPOSES = {
+    "synthetic": 0,
+    "partition": 1,
+    "split": 2,
+    "perturbation": 3,
+    "class means": 4,
+    "generated": 5,
+    "held out": 6,
+}
 
 
 def stream(purpose: str, seed: int, *ids: int) -> np.random.Generator:

@@ -38,6 +38,7 @@ def check_combination(experiment: Experiment, method: Method) -> None:
     check_average(experiment, method)
     check_server_optimizer(experiment, method)
     check_data_settings(experiment)
+    check_judge_on(experiment)
     check_evaluate_clients(experiment, method)
     check_one_model(experiment, method)
     check_native_models(experiment, method)
@@ -97,6 +98,17 @@ def check_data_settings(experiment: Experiment) -> None:
     if unseen and experiment.evaluate_on == "perturbed" and experiment.perturbation.active:
         raise InputError(
             "evaluate_on is perturbed, but test nodes that training does not see are not perturbed: use clean."
+        )
+
+
+def check_judge_on(experiment: Experiment) -> None:
+    """Refuses to hold training nodes out where models are scored on another graph, in which nobody knows them."""
+    other = experiment.inductive or is_by_time(experiment.split)
+    perturbed = experiment.perturbation.active and experiment.evaluate_on == "clean"
+    if experiment.judge_on == "training" and (other or perturbed):
+        raise InputError(
+            "judge_on is training, but models are scored on another graph than they train on: use validation, or "
+            "neither inductive data nor perturbed ones that are scored clean."
         )
 
 

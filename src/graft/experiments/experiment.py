@@ -150,10 +150,12 @@ class Experiment:
     score: Annotated[Literal["personal", "global"], Doc("Models that pick the best round: personal or global.")] = (
         "personal"
     )
+    judge_on: Annotated[
+        Literal["validation", "training"], Doc("What methods judge models by: validation, or held out training nodes.")
+    ] = "validation"
     evaluate_every: Annotated[int, Ge(1), Le(LONG), Doc("Rounds between evaluations.")] = 1
     evaluate_clients: Annotated[
-        Literal["all", "participants"],
-        Doc("Whose models are scored: all clients', or those of a round's participants."),
+        Literal["all", "participants"], Doc("Whose models are scored: all clients', or a round's participants'.")
     ] = "all"
     patience: Annotated[int, Ge(0), Le(LONG), Doc("Stop after so many evaluations without progress; 0 never.")] = 0
     device: Annotated[Literal["auto", "cpu", "cuda"], Doc("auto, cpu or cuda.")] = "auto"
@@ -300,6 +302,7 @@ class ExperimentSettings(TypedDict, total=False):
     topology: str
     metric: str
     score: Literal["personal", "global"]
+    judge_on: Literal["validation", "training"]
     evaluate_every: int
     evaluate_clients: Literal["all", "participants"]
     patience: int

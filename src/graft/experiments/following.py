@@ -21,7 +21,7 @@ from graft.experiments.record_files import RoundRecord, check_record
 from graft.files import is_locked, parse_json, read_text
 
 EXPERIMENT, ROUNDS, RESULT, LOCK = "experiment.toml", "rounds.jsonl", "result.json", ".lock"
-TUNING, TRIALS, SWEEP = "tuning.json", "trials.sqlite3", "sweep.toml"
+TUNING, TRIALS, SWEEP = "tuning.json", "trials.jsonl", "sweep.toml"
 LARGEST_READ = 2**26  # bytes of new lines that are read at once
 DEEPEST = 3  # folders below a sweep in which its runs are
 PATIENCE = 10.0  # seconds without news after which a run that nobody here holds has stopped

@@ -296,8 +296,12 @@ class Fleet:
         return self._count(self.labels.masks & right.unsqueeze(1))
 
     def count_validated(self, logits: Tensor) -> Tensor:
-        """Returns how many validation nodes each client classifies correctly, [clients]: what a step may judge by."""
-        return self.count_correct(logits)[:, :, 1].sum(1)
+        """Returns how many validation nodes each client classifies correctly, [clients]: what a step may judge by.
+
+        Where methods judge on training nodes, it is those that were held out of training.
+        """
+        right = logits.max(2).indices == self.labels.classes
+        return (self.labels.judged & right).sum(1)
 
     def best_validated(self, logits: Sequence[Tensor]) -> Tensor:
         """Returns, for each client, those of several logits that are right most often on its validation nodes, of equal

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graft.data.graphs import Graph, cut
+from graft.data.graphs import Bools, Graph, cut
 from graft.data.partitions import partition
 from graft.graphs.fleet_graph import FleetGraph, build_fleet_graph
 from graft.graphs.node_subset import NodeSubset
@@ -33,6 +33,7 @@ class Labels:
 
     classes: Tensor  # int64 [clients, nodes]; 0 where there is no label, and then in no mask
     masks: Tensor  # bool [clients, 3, nodes]: train, validation, test
+    judged: Tensor  # bool [clients, nodes]: those by which a client may judge models while it trains
     membership: Tensor  # int64 [clients, nodes]: whose node it was before graphs were pooled, else 0
     pooled_clients: int  # whose graphs each one is: 1 where none were pooled
     class_counts: Tensor  # [clients, classes]: training nodes of each class; in a batch, of the whole client
@@ -43,6 +44,7 @@ class Labels:
         return Labels(
             self.classes[chosen],
             self.masks[chosen],
+            self.judged[chosen],
             self.membership[chosen],
             self.pooled_clients,
             self.class_counts[chosen],
@@ -113,8 +115,14 @@ class FleetData:
         return NodeSubset(self.graph, nodes, shares > 0, (data.train_subset, chosen))
 
 
-def build_data(graphs: Sequence[Graph], device: torch.device, membership: np.ndarray | None = None) -> FleetData:
-    """Puts the graphs and labels of some clients on a device, padded to one size."""
+def build_data(
+    graphs: Sequence[Graph],
+    device: torch.device,
+    membership: np.ndarray | None = None,
+    judged: Sequence[Bools] | None = None,
+) -> FleetData:
+    """Puts the graphs and labels of some clients on a device, padded to one size; `judged` are nodes that clients may
+    judge models by, where these are not the validation nodes."""
     graph = build_fleet_graph(graphs, device)
     shape = (len(graphs), graph.nodes)
     classes = torch.zeros(shape, dtype=torch.int64)
@@ -124,12 +132,19 @@ def build_data(graphs: Sequence[Graph], device: torch.device, membership: np.nda
         for kind, mask in enumerate((data.train, data.validation, data.test)):
             if mask is not None:
                 masks[client, kind, : data.nodes] = torch.from_numpy(mask)
+    judged_nodes = masks[:, 1]
+    if judged is not None:
+        judged_nodes = torch.zeros(shape, dtype=torch.bool)
+        for client, nodes in enumerate(judged):
+            judged_nodes[client, : len(nodes)] = torch.from_numpy(nodes)
     owner = torch.zeros(shape, dtype=torch.int64)
     if membership is not None:
         owner[0, : len(membership)] = torch.from_numpy(membership)
     pooled_clients = 1 if membership is None else int(membership.max()) + 1
     counts = count_classes(graphs, device)
-    labels = Labels(classes.to(device), masks.to(device), owner.to(device), pooled_clients, counts)
+    labels = Labels(
+        classes.to(device), masks.to(device), judged_nodes.to(device), owner.to(device), pooled_clients, counts
+    )
     return FleetData(graph, labels, lacking=tuple(data.train is None or not data.train.any() for data in graphs))
 
 
@@ -143,7 +158,13 @@ def count_classes(graphs: Sequence[Graph], device: torch.device) -> Tensor:
     return counts.to(device)
 
 
-def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.device) -> list[FleetData]:
+def build_batches(
+    graphs: Sequence[Graph],
+    count: int,
+    seed: int,
+    device: torch.device,
+    judged: Sequence[Bools] | None = None,
+) -> list[FleetData]:
     """Cuts each client's nodes into batches of like size with few edges between them, and drops those edges.
 
     Cluster-GCN (Chiang et al., KDD 2019), with one cluster a step.
@@ -154,7 +175,8 @@ def build_batches(graphs: Sequence[Graph], count: int, seed: int, device: torch.
     batches = []
     for batch in range(count):
         batch_graphs = [part[batch] for part in parts]
-        data = build_data(batch_graphs, device)
+        of_batch = judged and [nodes[membership == batch] for nodes, membership in zip(judged, clusters, strict=True)]
+        data = build_data(batch_graphs, device, judged=of_batch)
         nodes = torch.zeros(len(graphs), data.graph.nodes, dtype=torch.int64)
         for client, membership in enumerate(clusters):
             nodes[client, : batch_graphs[client].nodes] = torch.from_numpy(np.flatnonzero(membership == batch))

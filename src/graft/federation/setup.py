@@ -11,6 +11,7 @@ import torch
 
 from graft.data.graphs import Graph
 from graft.data.lazy_graphs import ClientGraphs
+from graft.data.splits import hold_out
 from graft.federation.average_names import MEAN, Average
 from graft.federation.fleet import Call, Fleet, cached_call
 from graft.federation.labels import build_batches, build_data
@@ -120,15 +121,19 @@ class Setup:
 
     def fleet(self, clients: list[int], numbers: list[int] | None = None) -> Fleet:
         """Returns clients at some positions as a fleet that has not started; `numbers` are theirs in the federation."""
-        graphs = [self.graphs[client] for client in clients]
-        data = build_data(graphs, self.device, self.membership)
+        numbers = self.numbers_of(clients) if numbers is None else numbers
+        graphs, judged = [self.graphs[client] for client in clients], None
+        if self.training.judge_on == "training":
+            parts = [hold_out(graph, number, self.seed) for graph, number in zip(graphs, numbers, strict=True)]
+            graphs, judged = [graph for graph, _ in parts], [nodes for _, nodes in parts]
+        data = build_data(graphs, self.device, self.membership, judged)
         scoring_membership = self.membership if self.scoring_membership is None else self.scoring_membership
         scoring = self.scoring and build_data(
             [self.scoring[client] for client in clients], self.device, scoring_membership
         )
         training, seed, device = self.training, self.seed, self.device
         fleet = Fleet(
-            clients=self.numbers_of(clients) if numbers is None else numbers,
+            clients=numbers,
             data=data,
             model=self.model_of(clients),
             training=training,
@@ -140,7 +145,7 @@ class Setup:
             state=Tree(),
             call=Call(0, Stream(torch.empty(0, dtype=torch.int64, device=device))),
             scoring=scoring or data,
-            cut_batches=cached_call(lambda: build_batches(graphs, training.batches, seed, device)),
+            cut_batches=cached_call(lambda: build_batches(graphs, training.batches, seed, device, judged)),
             caches=[{} for _ in clients],
             metrics=self.metrics,
             positive=self.positive,

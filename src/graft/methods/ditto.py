@@ -67,7 +67,7 @@ class Ditto(FedAvg):
 def best_validated(fleet: Fleet, candidates: Weights) -> Weights:
     """Returns, client by client, the model that classifies most validation nodes correctly: the first of equals, or of
     all where there are few such nodes."""
-    enough = fleet.totals()[:, :, 1].sum(1) >= FEW
+    enough = fleet.labels.judged.sum(1) >= FEW
     usual, *others = candidates.values()
     best: Weights = usual
     most = fleet.count_validated(fleet.predict(usual).logits)

@@ -199,5 +199,5 @@ def check_scoring(fleet: Fleet) -> None:
 
 def validated(fleet: Fleet, logits: Tensor) -> Tensor:
     """Returns the share of each client's validation nodes that logits classify correctly; 0 without any."""
-    nodes = fleet.totals()[:, :, 1].sum(1)
+    nodes = fleet.labels.judged.sum(1)
     return fleet.count_validated(logits) / nodes.clamp(min=1)

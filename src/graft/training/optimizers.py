@@ -35,6 +35,8 @@ class Training:
     class_weights: Literal["none", "balanced"] = "none"  # balanced: every class of a client weighs the same in its loss
     # Where each client draws its own number of epochs in every round, the least; 0: all take `epochs`.
     least_epochs: int = 0
+    # By which nodes a step may judge models: validation nodes, or training nodes that are held out of training.
+    judge_on: Literal["validation", "training"] = "validation"
 
     @property
     def steps(self) -> int:

@@ -209,3 +209,16 @@ def test_data_are_built_once_a_seed(monkeypatch):
         values = {"method": "fedavg", "dataset": DATA, "clients": 3, "width": 8, "rounds": 1, "learning_rate": 0.1}
         assert run_trial(TrialOrder("fedavg", number, values, (0, 1)), data, never).state == "complete"
     assert built == [0, 1]
+
+
+def test_data_of_another_tuning_are_let_go(monkeypatch):
+    built = []
+    original = build_federation
+    monkeypatch.setattr(
+        "graft.experiments.many_runs.build_federation",
+        lambda described, graph: built.append(described.dataset) or original(described, graph),
+    )
+    data, other = HiddenTests(), f"{DATA},homophily=0.3"
+    for source in (DATA, DATA, other, DATA):
+        data.federation(experiment(dataset=source))
+    assert built == [DATA, other, DATA]

@@ -17,7 +17,8 @@ from graft.errors import InputError, RunError
 from graft.experiments.comparison.finished_runs import find_runs
 from graft.experiments.experiment import make_experiment
 from graft.experiments.experiment_files import read_experiment
-from graft.experiments.tuning.optuna_study import MethodStudy, open_storage
+from graft.experiments.tuning.journal import Journal
+from graft.experiments.tuning.optuna_study import MethodStudy
 from graft.experiments.tuning.trial import TrialOutcome
 from graft.fields import Search
 
@@ -261,23 +262,40 @@ def test_killed_tuning_goes_on(tmp_path):
     assert rows(killed) == rows(graft.tune("fedprox", **{**SMALL, "rounds": 20}, trials=4))
 
 
-def test_trial_that_died_is_failed_and_run_again(tmp_path):
+def test_trial_that_died_is_run_again(tmp_path):
     space = {"mu": (Search(1e-3, 1.0, log=True), False)}
-    with open_storage(tmp_path) as storage:
-        study = MethodStudy(storage, "fedprox", space, {"mu": 0.5}, higher=True, rounds=4, seed=0)
-        study.begin({"rounds": 4})
-        asked = [study.ask() for _ in range(3)]
-        study.end(0, TrialOutcome("complete", 0.5, 4, 1.0))
-        study.study.ask()  # a fourth, of which nothing was drawn before the process died
-    with open_storage(tmp_path) as storage:
-        again = MethodStudy(storage, "fedprox", space, {"mu": 0.5}, higher=True, rounds=4, seed=0)
-        again.begin({"rounds": 4})
-        assert [row["trial"] for row in again.history] == [0]
-        assert [again.ask() for _ in range(2)] == asked[1:]
-        number, values = again.ask()
-        assert (number, set(values)) == (3, {"mu"})
-        with pytest.raises(InputError, match="another tuning of fedprox: rounds is 4 there and 5 here"):
-            again.begin({"rounds": 5})
+    study = MethodStudy(Journal(tmp_path), "fedprox", space, {"mu": 0.5}, higher=True, rounds=4, seed=0)
+    study.begin({"rounds": 4})
+    asked = [study.ask() for _ in range(3)]
+    study.hear(0, 2, 0.4)
+    study.end(0, TrialOutcome("complete", 0.5, 4, 1.0))
+    (tmp_path / "trials.jsonl").open("a").write('{"method": "fedprox", "trial": 3, "val')  # killed while it wrote
+    again = MethodStudy(Journal(tmp_path), "fedprox", space, {"mu": 0.5}, higher=True, rounds=4, seed=0)
+    again.begin({"rounds": 4})
+    assert again.history == study.history
+    assert [again.ask() for _ in range(2)] == asked[1:]
+    number, values = again.ask()
+    assert (number, set(values)) == (3, {"mu"})
+    with pytest.raises(InputError, match="another tuning of fedprox: rounds is 4 there and 5 here"):
+        again.begin({"rounds": 5})
+
+
+def test_trial_is_measured_by_those_of_an_earlier_call(tmp_path):
+    def begun():
+        journal = Journal(tmp_path)
+        study = MethodStudy(journal, "m", {"mu": (Search(0.0, 1.0), False)}, {"mu": 0.5}, higher=True, rounds=6, seed=0)
+        study.begin({})
+        return study
+
+    before = begun()
+    for score in (0.1, 0.2, 0.3, 0.4, 0.5):
+        number, _ = before.ask()
+        before.hear(number, 4, score)
+        before.end(number, TrialOutcome("complete", score, 6, 1.0))
+    after = begun()
+    worse, better = after.ask()[0], after.ask()[0]
+    assert after.hear(worse, 4, 0.29)
+    assert not after.hear(better, 4, 0.31)
 
 
 def test_folder_of_something_else_is_refused(tmp_path):
@@ -287,9 +305,11 @@ def test_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(InputError, match="is a file"):
         graft.tune("fedprox", **SMALL, trials=2, out=tmp_path / "notes.txt")
     (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "trials.sqlite3").write_text("no database at all, but some text of a certain length" * 99)
-    with pytest.raises(InputError, match="damaged, or not the trials of a tuning"):
-        graft.tune("fedprox", **SMALL, trials=2, out=tmp_path / "damaged")
+    for content in (b"some text", b"some text\n", b'{"trial": 1}\n', b"[]\n{}\n", b"\xff\xfe\n"):
+        (tmp_path / "damaged" / "trials.jsonl").write_bytes(content)
+        with pytest.raises(InputError, match="damaged, or not the trials of a tuning"):
+            graft.tune("fedprox", **SMALL, trials=2, out=tmp_path / "damaged")
+        assert (tmp_path / "damaged" / "trials.jsonl").read_bytes() == content
 
 
 def test_folder_of_another_tuning_is_refused(tuned):
@@ -306,10 +326,9 @@ def test_folder_of_another_tuning_is_refused(tuned):
             graft.tune("fedprox", **{**settings, **other})
 
 
-def test_file_of_trials_holds_no_pickle(tuned):
-    content = (tuned[1] / "trials.sqlite3").read_bytes()
-    assert content.startswith(b"SQLite format 3")
-    assert b"\x80\x04\x95" not in content
+def test_file_of_trials_is_a_line_of_json_for_each_thing_that_happened(tuned):
+    entries = [json.loads(line) for line in (tuned[1] / "trials.jsonl").read_text().splitlines()]
+    assert [sum(name in entry for entry in entries) for name in ("identity", "values", "state")] == [2, 14, 14]
 
 
 # Trials that fail, and trials that are ended early.
@@ -354,7 +373,9 @@ def test_processes_that_die_cost_their_trials_alone(fragile, tmp_path):
 
 def study_with_trials(scores, higher=True):
     """A study whose complete trials all had these scores in round 4 of 6."""
-    study = MethodStudy(None, "m", {"mu": (Search(0.0, 1.0), False)}, {"mu": 0.5}, higher=higher, rounds=6, seed=0)
+    study = MethodStudy(
+        Journal(None), "m", {"mu": (Search(0.0, 1.0), False)}, {"mu": 0.5}, higher=higher, rounds=6, seed=0
+    )
     study.begin({})
     for score in scores:
         number, _ = study.ask()
@@ -384,7 +405,9 @@ def test_higher_losses_are_ended():
 
 
 def test_defaults_are_never_ended():
-    study = MethodStudy(None, "m", {"mu": (Search(0.0, 1.0), False)}, {"mu": 0.5}, higher=True, rounds=6, seed=0)
+    study = MethodStudy(
+        Journal(None), "m", {"mu": (Search(0.0, 1.0), False)}, {"mu": 0.5}, higher=True, rounds=6, seed=0
+    )
     study.begin({})
     default, _ = study.ask()
     for score in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):

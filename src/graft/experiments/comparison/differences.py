@@ -6,7 +6,7 @@ methods, and not that of an easy and a hard draw of the data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -239,17 +239,21 @@ def rank_rows(comparison: Comparison) -> Ranking:
     if gaps:
         more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise InputError(f"Ranks need every row in every column; there is no score of {gaps[0]}{more}.")
-    higher = METRICS[comparison.metric].higher
     means = [[fmean(scores[row, column].values()) for row in rows] for column in columns]
+    return rank_means(rows, means, METRICS[comparison.metric].higher)
+
+
+def rank_means(rows: Sequence[str], means: Sequence[Sequence[float]], higher: bool = True) -> Ranking:
+    """Returns the ranks of rows over columns; `means` has a line a column and an entry a row."""
     ranks = average_ranks(means, higher)
     tested = friedman(means) if len(rows) > 2 else None
-    reach = critical_difference(len(rows), len(columns))
+    reach = critical_difference(len(rows), len(means))
     differ = tested is None or tested.corrected_p < ALPHA
     order = sorted(range(len(rows)), key=lambda index: ranks[index])
     groups = rank_groups(ranks, reach) if differ else [tuple(order)]
     return Ranking(
         {rows[index]: ranks[index] for index in order},
-        len(columns),
+        len(means),
         tested,
         reach,
         [tuple(rows[index] for index in group) for group in groups],

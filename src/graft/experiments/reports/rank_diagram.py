@@ -90,12 +90,16 @@ class RankDiagram:
             panel.plot(ends, [-BAR * (index + 1)] * 2, color=INK, linewidth=2.6, solid_capstyle="round")
 
 
-@styled
 def plot_ranks(comparison: Comparison, width: float | None = None) -> Figure:
     """Draws average ranks over columns, the best on the left; a bar joins rows that cannot be told apart (Nemenyi)."""
+    return draw_ranking(rank_rows(comparison), width)
+
+
+@styled
+def draw_ranking(ranking: Ranking, width: float | None = None) -> Figure:
+    """Draws a ranking as `plot_ranks` does."""
     from graft.experiments.reports.paper_figure import PaperFigure
 
-    ranking = rank_rows(comparison)
     widest = RankDiagram(ranking, 0).margin
     diagram = RankDiagram(ranking, width or max(ONE_COLUMN, 2 * widest + max(1.4, 0.15 * len(ranking.ranks))))
     height = diagram.depth + ABOVE

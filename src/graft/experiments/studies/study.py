@@ -75,16 +75,21 @@ class Study:
 
     def files(self, dataset: str) -> list[str]:
         """Returns the files of clients that bring their own graphs."""
-        root = default_root()
-        files = sorted(map(str, root.glob(self.graphs[dataset])))
-        if not files:
-            raise InputError(f"There is no file {root / self.graphs[dataset]}: GRAFT_DATA names the folder to look in.")
-        return files
+        return find_files(self.graphs[dataset])
 
     def printed(self, row: str, dataset: str, clients: int, later: bool = False) -> Number | None:
         """Returns the paper's number for a row in a column, or that of its later version."""
         name = self.rows[row].paper or row
         return (self.later if later else self.paper).get((name, dataset, clients))
+
+
+def find_files(pattern: str) -> list[str]:
+    """Returns the files in the data root of clients that bring their own graphs."""
+    root = default_root()
+    files = sorted(map(str, root.glob(pattern)))
+    if not files:
+        raise InputError(f"There is no file {root / pattern}: GRAFT_DATA names the folder to look in.")
+    return files
 
 
 @dataclass(frozen=True)

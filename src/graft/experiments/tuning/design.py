@@ -26,6 +26,17 @@ TRIALS, SEEDS, FINAL_SEEDS = 30, 2, 5
 
 
 @dataclass(frozen=True)
+class Entrant:
+    """A method that is tuned under a name of its own, from values of its own on."""
+
+    label: str
+    method: str  # perhaps as fedavg+fedtad
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the method's own fields
+    changes: Mapping[str, Any] = field(default_factory=dict)  # fields of the experiment that it alone changes
+    keep: Sequence[str] = ()  # fields that are not searched, beside those that nobody searches
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A method that is tuned."""
 
@@ -46,7 +57,7 @@ class Candidate:
 class Design:
     """Methods to tune, each with the same trials, rounds and seeds, and on the same data."""
 
-    methods: Sequence[Any]  # names, perhaps as fedavg+fedtad, or, in Python, methods
+    methods: Sequence[Any]  # names, perhaps as fedavg+fedtad, entrants or, in Python, methods
     values: Mapping[str, Any] = field(default_factory=dict)  # of the experiment that all share
     settings: Mapping[str, Any] = field(default_factory=dict)  # of those methods that have them
     changes: Changes = field(default_factory=Changes)
@@ -74,7 +85,10 @@ class Design:
         for name in self.settings:
             if key_of(name) not in possible:
                 raise InputError(f"No method of this tuning has a setting '{name}'{close_to(name, possible)}.")
-        candidates = [self._candidate(variant, names) for variant, names in zip(chosen, own, strict=True)]
+        candidates = [
+            self._candidate(method, variant, names)
+            for method, variant, names in zip(self.methods, chosen, own, strict=True)
+        ]
         labels = [candidate.label for candidate in candidates]
         repeated = next((label for label in labels if labels.count(label) > 1), None)
         if repeated is not None:
@@ -83,6 +97,8 @@ class Design:
 
     def _variant(self, method: Any) -> dict[str, Any]:
         """Returns the values that a method is tuned with, its plug among them where it is written as host+plug."""
+        if isinstance(method, Entrant):
+            return {**self._variant(method.method), **method.changes}
         name, plus, plug = method.partition("+") if isinstance(method, str) else (method, "", "")
         if not plus or parse_reference(method) or method in METHODS:
             return {**self.values, "method": method}
@@ -92,13 +108,15 @@ class Design:
             )
         return {**self.values, "method": name, "plug": plug}
 
-    def _candidate(self, variant: dict[str, Any], own: Sequence[str]) -> Candidate:
+    def _candidate(self, entry: Any, variant: dict[str, Any], own: Sequence[str]) -> Candidate:
+        entrant = entry if isinstance(entry, Entrant) else None
         method, plug = variant["method"], variant.get("plug", "")
         if isinstance(method, str):
             METHODS.check(method)
         if plug:
             PLUGS.check(plug)
         settings = {name: value for name, value in self.settings.items() if key_of(name) in own}
+        settings |= entrant.settings if entrant else {}
         fixed = {name: value for name, value in self.changes.fix.items() if name in own or name in FIELDS}
         variant = with_values({**variant, "settings": settings}, fixed)
         if isinstance(method, str) and all(
@@ -111,4 +129,6 @@ class Design:
             host = METHODS.label(method) if isinstance(method, str) else METHODS.label_of(type(method))
             label = f"{host}+{PLUGS.label(plug)}" if plug else host
         space = choose_space(declared_space(method, plug), own, self.changes)
+        if entrant:
+            label, space = entrant.label, {name: values for name, values in space.items() if name not in entrant.keep}
         return Candidate(label, variant, space)

@@ -4,42 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.identity import experiment_hash
-from graft.experiments.many_runs import Outcome, Report
+from graft.experiments.many_runs import Outcome, Report, file_name
 from graft.experiments.run_cluster import RunCluster
 from graft.experiments.sweep.plan import PlannedRun, plan_runs, resolve, run_planned
 from graft.experiments.sweep.sweep import run_folder
-from graft.experiments.tuning.design import Design
-from graft.experiments.tuning.optuna_study import MethodStudy
 from graft.experiments.tuning.space import describe_space, with_values
-from graft.experiments.tuning.subject import Subject
-from graft.experiments.tuning.trials import best_of
+from graft.experiments.tuning.trials import Trials, best_of
 from graft.experiments.tuning.tuning import Tuning
+
+
+class Final(NamedTuple):
+    """One of the runs at the end."""
+
+    label: str  # of what was tuned
+    chosen: bool  # with the chosen values, or those of the default
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        return f"{'tuned' if self.chosen else 'default'}-seed{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.label} {'tuned' if self.chosen else 'default'}, seed {self.seed}"
 
 
 class Finals:
     """The runs at the end: the default and the chosen values of every method, with seeds that no trial used."""
 
-    def __init__(
-        self, design: Design, subjects: Mapping[str, Subject], studies: Mapping[str, MethodStudy], folder: Path
-    ) -> None:
-        self.design, self.subjects, self.studies = design, subjects, studies
-        self.histories = {label: study.history for label, study in studies.items()}
-        self.best = {label: best_of(self.histories[label], study.higher) for label, study in studies.items()}
-        variants = [
-            self.variant(label, chosen, seed)
+    def __init__(self, trials: Trials, folder: Path, *, importance: bool = True) -> None:
+        """Plans the runs; `importance` is whether the share of each field in the scores is looked for."""
+        self.importance = importance  # which takes longer than all else here
+        self.design, self.subjects, self.studies = trials.design, trials.subjects, trials.studies
+        self.histories = {label: study.history for label, study in self.studies.items()}
+        self.best = {label: best_of(self.histories[label], study.higher) for label, study in self.studies.items()}
+        self.keys = {
+            Final(label, chosen, seed): experiment_key(self.variant(label, chosen, seed))
             for label, best in self.best.items()
             for chosen in (False, True)
-            for seed in design.final_seeds
+            for seed in self.design.final_seeds
             if best is not None
-        ]
+        }
+        self.by_key: dict[str, Final] = {}  # the default's, where its values are the chosen ones
+        for final, key in self.keys.items():
+            self.by_key.setdefault(key, final)
         self.runs: list[PlannedRun] = []
-        if variants:
-            self.runs = plan_runs(variants, lambda row, column, seed: run_folder(folder, row, column, seed))
+        if self.keys:
+            for planned in plan_runs([self.variant(*final) for final in self.keys], partial(run_folder, folder)):
+                final = self.by_key[experiment_hash(asdict(planned.experiment))]
+                own = folder / "runs" / file_name(final.label) / final.folder
+                self.runs.append(replace(planned, row=str(final), folder=own))
         self.finished: dict[str, FinishedRun] = {}  # by the hash of the experiment
 
     def variant(self, label: str, chosen: bool, seed: int) -> dict[str, Any]:
@@ -48,40 +67,35 @@ class Finals:
         params = best["params"] if best and chosen and best["trial"] else {}
         return with_values({**self.subjects[label].candidate.variant, "seed": seed}, params)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Returns for each run, by its folder, the method and whether its values are the chosen ones."""
+        return {str(run.folder): str(self.by_key[experiment_hash(asdict(run.experiment))]) for run in self.runs}
+
     def run(self, jobs: int | None, report: Report, cluster: RunCluster | None = None) -> Outcome:
         """Runs what is not finished; each run is told of by its method, and whether its values are the chosen ones."""
-        if not self.runs:
-            return Outcome()
-        names: dict[str, str] = {}
-        for planned in self.runs:
-            label = self.label_of(planned)
-            default = resolve(self.variant(label, False, planned.seed))[0]
-            which = "default" if planned.experiment == default else "tuned"
-            names[str(planned.folder)] = f"{label} {which}, seed {planned.seed}"
-        outcome = run_planned(
-            self.runs,
-            jobs=jobs,
-            report=lambda message: report({**message, "cell": names[message["path"]]}),
-            cluster=cluster,
-        )
-        long_names = {planned.name: names[str(planned.folder)] for planned in self.runs}
-        return replace(outcome, failures={long_names[name]: why for name, why in outcome.failures.items()})
+        return run_finals({"": self}, jobs, report, cluster)
 
-    def label_of(self, planned: PlannedRun) -> str:
-        """Returns the method that a run is of."""
-        own = planned.experiment
-        return next(
-            label
-            for label, subject in self.subjects.items()
-            if (subject.experiment.method, subject.experiment.plug) == (own.method, own.plug)
-        )
-
-    def collect(self, out: Path | None, outcome: Outcome, *, stopped: bool) -> Tuning:
-        """Returns what was found out so far."""
-        for planned in self.runs:
+    def read(self) -> None:
+        """Reads what is finished and was not read before."""
+        for planned in self.missing:
             run = planned.read()
             if run is not None:
                 self.finished[experiment_hash(asdict(planned.experiment))] = run
+
+    @property
+    def missing(self) -> list[PlannedRun]:
+        """Returns the runs of which nothing was read so far."""
+        return [run for run in self.runs if experiment_hash(asdict(run.experiment)) not in self.finished]
+
+    def cell(self, label: str, *, chosen: bool) -> dict[int, FinishedRun]:
+        """Returns the finished runs of a method by seed, once they were read."""
+        keys = {final.seed: key for final, key in self.keys.items() if final[:2] == (label, chosen)}
+        return {seed: self.finished[key] for seed, key in keys.items() if key in self.finished}
+
+    def collect(self, out: Path | None, outcome: Outcome, *, stopped: bool) -> Tuning:
+        """Returns what was found out so far."""
+        self.read()
         first = next(iter(self.subjects.values()))
         summary = {
             "metric": first.metric,
@@ -112,7 +126,7 @@ class Finals:
                 "test": self.scores(label, chosen=False),
             },
             "best": best and {name: best[name] for name in ("params", "validation", "trial")},
-            "importance": self.studies[label].importance(),
+            "importance": self.studies[label].importance() if self.importance else {},
             "history": history,
             "test": self.scores(label, chosen=True),
         }
@@ -123,9 +137,30 @@ class Finals:
             return None
         subject = self.subjects[label]
         name = "test_global" if subject.experiment.score == "global" else "test"
-        scores: dict[str, float | None] = {}
-        for seed in self.design.final_seeds:
-            key = experiment_hash(asdict(resolve(self.variant(label, chosen, seed))[0]))
-            if key in self.finished:
-                scores[str(seed)] = self.finished[key].score(subject.metric, name)
-        return scores or None
+        runs = self.cell(label, chosen=chosen)
+        return {str(seed): run.score(subject.metric, name) for seed, run in runs.items()} or None
+
+
+def experiment_key(variant: Mapping[str, Any]) -> str:
+    """Returns the hash of the experiment of some values."""
+    return experiment_hash(asdict(resolve(variant)[0]))
+
+
+def run_finals(
+    finals: Mapping[str, Finals], jobs: int | None, report: Report, cluster: RunCluster | None = None
+) -> Outcome:
+    """Runs what is not finished of several tunings, by their names, at once."""
+    for entry in finals.values():
+        entry.read()
+    runs = [replace(run, row=f"{name}: {run.row}") for name, entry in finals.items() for run in entry.missing]
+    if not runs:
+        return Outcome()
+    names = {path: f"{name} {text}".strip() for name, entry in finals.items() for path, text in entry.names.items()}
+    outcome = run_planned(
+        runs,
+        jobs=jobs,
+        report=lambda message: report({**message, "cell": names[message["path"]]}),
+        cluster=cluster,
+    )
+    long_names = {planned.name: names[str(planned.folder)] for planned in runs}
+    return replace(outcome, failures={long_names[name]: why for name, why in outcome.failures.items()})

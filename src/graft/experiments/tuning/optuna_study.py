@@ -1,45 +1,33 @@
-"""The trials of one method, kept by Optuna: TPE proposes values, the median of earlier trials ends hopeless ones.
+"""The trials of one method: TPE proposes values, the median of earlier trials ends hopeless ones.
 
-Trials are kept in an SQLite file: Optuna's journals lock themselves with a file that stays behind when a process is
-killed. An SQLite file holds numbers and JSON, no pickle.
+Optuna keeps them in memory, and a journal of our own on the disk: a trial has some dozens of scores, and Optuna's files
+take longer over each than a small federation over a round. Who goes on tells Optuna again what the journal holds.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graft.errors import InputError, RunError
+from graft.errors import InputError
+from graft.experiments.tuning.journal import Entry, Journal
 from graft.experiments.tuning.space import Space
 from graft.fields import Search
 from graft.files import checksum
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial, Trial
-    from sqlalchemy import Engine
+    from optuna.trial import Trial
 
     from graft.experiments.tuning.trial import TrialOutcome
 
-FILE = "trials.sqlite3"
 RANDOM_TRIALS = 8  # before TPE has enough to learn from
 UNPRUNED_TRIALS = 5  # that have to be complete before others are measured by them
 WARM_UP = 1 / 3  # share of a run's rounds in which it is not ended
-IDENTITY, NUMBER, REASON, ROUNDS, SECONDS = (
-    "identity",
-    "number",
-    "reason",
-    "rounds",
-    "seconds",
-)  # attributes in the file
 
 History = list[dict[str, Any]]  # a row a trial, as tuning.json holds it
 
@@ -50,49 +38,12 @@ def check_optuna() -> None:
         raise InputError("A tuning needs Optuna: pip install optuna.")
 
 
-@contextmanager
-def open_storage(folder: Path | None) -> Iterator[BaseStorage | None]:
-    """Opens the trials of a folder, or begins them; None, which is kept in memory, without one."""
-    import optuna
-    from sqlalchemy.exc import SQLAlchemyError
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    if folder is None:
-        yield None
-        return
-    path = folder / FILE
-    try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        write_ahead(storage.engine)
-    except (SQLAlchemyError, RuntimeError) as error:
-        raise InputError(f"{path} is damaged, or not the trials of a tuning: {type(error).__name__}.") from error
-    try:
-        yield storage
-    except optuna.exceptions.StorageInternalError as error:
-        raise RunError(f"{path} cannot be written to: {error}.") from error
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
-
-
-def write_ahead(engine: Engine) -> None:
-    """Lets SQLite append what it is told and not wait for the disk each time: a trial has some dozens of entries. A
-    process that is killed loses none of them, a machine without power the last ones."""
-    from sqlalchemy import event
-
-    with engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=NORMAL"))
-    engine.dispose()
-
-
 class MethodStudy:
     """The trials of one method: which values come next, which are over, and which were best."""
 
     def __init__(
         self,
-        storage: BaseStorage | None,
+        journal: Journal,
         label: str,
         space: Mapping[str, tuple[Search, bool]],
         defaults: Mapping[str, Any],
@@ -101,72 +52,82 @@ class MethodStudy:
         rounds: int,
         seed: int,
     ) -> None:
-        """Begins a study or goes on with it; `space` says of each field whether only whole numbers will do."""
+        """Prepares a study; `space` says of each field whether only whole numbers will do."""
         import optuna
 
-        self.label, self.defaults, self.higher, self.seed = label, dict(defaults), higher, seed
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.journal, self.label = journal, label
+        self.defaults, self.higher, self.seed = dict(defaults), higher, seed
         self.distributions = {name: distribution(*entry) for name, entry in space.items()}
         self.spaces: Space = {name: search for name, (search, _) in space.items()}
         self.study = optuna.create_study(
-            storage=storage,
-            study_name=label,
             direction="maximize" if higher else "minimize",
             pruner=optuna.pruners.MedianPruner(UNPRUNED_TRIALS, math.ceil(WARM_UP * rounds)),
-            load_if_exists=True,
         )
+        self.waiting: list[int] = []  # trials whose values are in the queue: the defaults, or those that died
+        self.next_number = 1
         self.running: dict[int, Trial] = {}
-        self.heard: set[tuple[int, int]] = set()  # trials and rounds of which there is a score
+        self.scores: dict[int, dict[int, float]] = {}  # of trials that run, by rounds
+        self.rows: dict[int, dict[str, Any]] = {}  # of trials that are over
 
-    @property
-    def begun(self) -> bool:
-        return IDENTITY in self.study.user_attrs
-
-    def begin(self, identity: Mapping[str, Any]) -> None:
-        """Puts on record what is tuned, or refuses to go on with a study of something else; trials that died with
-        their process are put back into the queue."""
-        from optuna.trial import TrialState
-
+    def begin(self, identity: dict[str, Any]) -> None:
+        """Puts on record what is tuned, or goes on with its trials; a journal of something else is refused."""
         identity = json.loads(json.dumps(identity))
-        there = self.study.user_attrs.get(IDENTITY)
-        if there is None:
-            self.study.set_user_attr(IDENTITY, identity)
-            self.study.enqueue_trial(self.reachable, user_attrs={NUMBER: 0})
+        entries = self.journal.of(self.label)
+        if not entries:
+            self.journal.append({"method": self.label, "identity": identity})
+            self._put_back(0, self.reachable)
             return
+        there = entries[0].get("identity", {})
         differing = [name for name in {**there, **identity} if there.get(name) != identity.get(name)]
         if differing:
             words = [f"{name} is {there.get(name)} there and {identity.get(name)} here" for name in differing[:3]]
             raise InputError(
                 f"The folder holds another tuning of {self.label}: {'; '.join(words)}; choose another --out."
             )
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self.study.tell(trial.number, state=TrialState.FAIL)
-            self._put_back(trial)
+        asked = {entry["trial"]: entry["values"] for entry in entries if "values" in entry}
+        over = {entry["trial"]: entry for entry in entries if "state" in entry}
+        for number, values in {0: self.reachable, **asked}.items():
+            if number in over:
+                self._restore(over[number], values)
+            else:
+                self._put_back(number, values)
 
-    def _put_back(self, trial: FrozenTrial) -> None:
-        """Lets a trial that died be run again; one that died before all of its values were drawn is drawn anew."""
-        number = trial.user_attrs.get(NUMBER, self.next_number)
-        values = trial.system_attrs.get("fixed_params", trial.params)  # those of the queue, or those that were drawn
-        if set(values) == set(self.reachable if number == 0 else self.distributions):
-            self.study.enqueue_trial(values, user_attrs={NUMBER: number})
+    def _put_back(self, number: int, values: Mapping[str, Any]) -> None:
+        """Lets the next trial have these values: those of the defaults, or of a trial that died with its process."""
+        self.study.enqueue_trial(dict(values))
+        self.waiting.append(number)
+        self.next_number = max(self.next_number, number + 1)
+
+    def _restore(self, entry: Entry, values: Mapping[str, Any]) -> None:
+        """Tells Optuna of a trial that is over."""
+        import optuna
+
+        complete = entry["state"] == "complete"
+        state = {"complete": "COMPLETE", "pruned": "PRUNED"}.get(entry["state"], "FAIL")
+        trial = optuna.trial.create_trial(
+            state=optuna.trial.TrialState[state],
+            value=entry["validation"] if complete else None,
+            params=dict(values),
+            distributions={name: self.distributions[name] for name in values},
+            intermediate_values={int(rounds): score for rounds, score in entry["scores"].items()},
+        )
+        self.study.add_trial(trial)
+        self._keep(entry, values)
+
+    def _keep(self, entry: Entry, values: Mapping[str, Any]) -> None:
+        """Remembers what came of a trial."""
+        number = entry["trial"]
+        params = dict(self.defaults) if number == 0 else {name: values[name] for name in self.spaces}
+        kept = {name: value for name, value in entry.items() if name in ("trial", "state", "validation")}
+        cost = {name: value for name, value in entry.items() if name in ("rounds", "seconds", "reason")}
+        self.rows[number] = {**kept, "params": params, **cost}
+        self.next_number = max(self.next_number, number + 1)
 
     @property
     def reachable(self) -> dict[str, Any]:
         """Returns those of the default values that lie in the space; the others are tried in the first trial alone."""
         return {name: self.defaults[name] for name in self.spaces if self.defaults[name] in self.spaces[name]}
-
-    @property
-    def next_number(self) -> int:
-        numbers = [
-            trial.user_attrs[NUMBER] for trial in self.study.get_trials(deepcopy=False) if NUMBER in trial.user_attrs
-        ]
-        return max(numbers, default=-1) + 1
-
-    @property
-    def left_over(self) -> int:
-        """Returns how many trials wait to be run: the defaults, or those that died."""
-        from optuna.trial import TrialState
-
-        return len(self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """Returns the number and the values of the next trial: first those of the defaults.
@@ -175,8 +136,8 @@ class MethodStudy:
         """
         import optuna
 
-        waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
-        number = waiting[0].user_attrs[NUMBER] if waiting else self.next_number
+        number = self.waiting.pop(0) if self.waiting else self.next_number
+        self.next_number = max(self.next_number, number + 1)
         seed = int(checksum(self.label, str(self.seed), str(number))[:8], 16)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -185,51 +146,46 @@ class MethodStudy:
             )
         tried = self.reachable if number == 0 else self.distributions
         trial = self.study.ask({name: self.distributions[name] for name in tried})
-        trial.set_user_attr(NUMBER, number)
-        self.running[number] = trial
+        self.running[number], self.scores[number] = trial, {}
+        self.journal.append({"method": self.label, "trial": number, "values": trial.params})
         return number, dict(self.defaults) if number == 0 else trial.params
 
     def hear(self, number: int, rounds: int, score: float) -> bool:
         """Puts a score of a trial on record; returns whether it is not worth going on with. The defaults always are."""
         trial = self.running[number]
-        if (number, rounds) not in self.heard:  # or it was begun again, since its worker had died
+        if rounds not in self.scores[number]:  # or it was begun again, since its worker had died
             trial.report(score, rounds)
-            self.heard.add((number, rounds))
+            self.scores[number][rounds] = score
         return number > 0 and trial.should_prune()
 
     def end(self, number: int, outcome: TrialOutcome) -> None:
         """Puts on record what came of a trial."""
         from optuna.trial import TrialState
 
-        trial = self.running.pop(number)
-        trial.set_user_attr(ROUNDS, outcome.rounds)
-        trial.set_user_attr(SECONDS, outcome.seconds)
+        trial, scores = self.running.pop(number), self.scores.pop(number)
         if outcome.state == "complete":
             self.study.tell(trial, outcome.validation)
-            return
+        else:
+            self.study.tell(trial, state=TrialState.PRUNED if outcome.state == "pruned" else TrialState.FAIL)
+        last = scores[max(scores)] if scores and outcome.state == "pruned" else None
+        entry: Entry = {
+            "method": self.label,
+            "trial": number,
+            "state": outcome.state,
+            "validation": outcome.validation if outcome.state == "complete" else last,
+            "rounds": outcome.rounds,
+            "seconds": outcome.seconds,
+            "scores": {str(rounds): score for rounds, score in scores.items()},
+        }
         if outcome.state == "failed":
-            trial.set_user_attr(REASON, outcome.reason)
-        self.study.tell(trial, state=TrialState.PRUNED if outcome.state == "pruned" else TrialState.FAIL)
+            entry["reason"] = outcome.reason
+        self.journal.append(entry)
+        self._keep(entry, trial.params)
 
     @property
     def history(self) -> History:
         """Returns what is over, in the order in which values were proposed; trials that died are not among it."""
-        states = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
-        rows = []
-        for trial in self.study.get_trials(deepcopy=False):
-            if trial.state.name not in states or (trial.state.name == "FAIL" and REASON not in trial.user_attrs):
-                continue
-            number = trial.user_attrs[NUMBER]
-            row = {
-                "trial": number,
-                "state": states[trial.state.name],
-                "validation": score_of(trial),
-                "params": dict(self.defaults) if number == 0 else {name: trial.params[name] for name in self.spaces},
-                "rounds": trial.user_attrs.get(ROUNDS, 0),
-                "seconds": trial.user_attrs.get(SECONDS, 0.0),
-            }
-            rows.append(row | ({"reason": trial.user_attrs[REASON]} if REASON in trial.user_attrs else {}))
-        return sorted(rows, key=lambda row: int(row["trial"]))
+        return [self.rows[number] for number in sorted(self.rows)]
 
     def importance(self) -> dict[str, float]:
         """Returns the share of each field in the variance of the scores, by fANOVA; empty with too few trials."""
@@ -243,14 +199,6 @@ class MethodStudy:
         except (ValueError, RuntimeError):  # too few trials, or all of one score
             return {}
         return {name: float(share) for name, share in shares.items() if math.isfinite(share)}
-
-
-def score_of(trial: FrozenTrial) -> float | None:
-    """Returns the score of a complete trial, or the last one of a trial that was ended."""
-    if trial.state.name == "COMPLETE":
-        return trial.value
-    steps = trial.intermediate_values
-    return steps[max(steps)] if steps and trial.state.name == "PRUNED" else None
 
 
 def distribution(search: Search, whole: bool) -> BaseDistribution:

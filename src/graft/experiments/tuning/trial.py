@@ -37,6 +37,7 @@ class TrialOrder:
     number: int  # of the trial among those of this method, from 0: the defaults
     variant: Mapping[str, Any]  # the values of the experiment
     seeds: tuple[int, ...]
+    tuning: str = ""  # the name of the tuning, where several have the same workers
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,13 @@ class HiddenTests:
 
     def __init__(self) -> None:
         self._federations: dict[str, FederationData] = {}
+        self._dataset: tuple[str, Any] | None = None  # what they are of: those of another are let go
 
     def federation(self, experiment: Experiment, dataset: Any = None) -> FederationData:
         """Returns the federation of an experiment, of a dataset that was given as an object if there is one."""
+        source = (f"{experiment.dataset} {experiment.graphs}", dataset)
+        if self._dataset is None or self._dataset[0] != source[0] or self._dataset[1] is not dataset:
+            self._federations, self._dataset = {}, source
         key = data_settings(experiment)
         if key not in self._federations:
             self._federations[key] = without_test_labels(cached_federation(experiment, {}, dataset))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graft.errors import InputError
-from graft.experiments.many_runs import Report
+from graft.experiments.many_runs import Message, Report
+from graft.experiments.sweep.plan import PlannedRun
 from graft.experiments.tuning.design import Design
 from graft.experiments.tuning.optuna_study import MethodStudy
 from graft.experiments.tuning.space import with_values
@@ -19,6 +21,10 @@ from graft.experiments.tuning.workers import Ends, Hears
 RunAll = Callable[[Iterator[TrialOrder], Hears, Ends], None]  # runs trials here or elsewhere
 
 
+def silent(message: Message) -> None:
+    """Tells nobody."""
+
+
 @dataclass
 class Trials:
     """The trials of all methods, in turn, so that all have had as many whenever they end."""
@@ -26,19 +32,16 @@ class Trials:
     design: Design
     subjects: Mapping[str, Subject]
     studies: Mapping[str, MethodStudy]
-    report: Report
-    timeout: float | None = None
-    begun: float = field(default_factory=time.monotonic)
+    report: Report = silent
+    deadline: float = math.inf  # of the monotonic clock
     last_reason: str = ""
     short: bool = False  # whether the time was over before the trials were
+    lenient: bool = False  # whether the tuning goes on where the defaults of a method cannot be run at all
 
-    def run(self, run_all: RunAll) -> bool:
-        """Runs the trials that are left; returns whether Ctrl-C ended them."""
-        try:
-            run_all(self.orders(), self.hear, self.end)
-        except KeyboardInterrupt:
-            return True
-        return False
+    @property
+    def defaults(self) -> list[PlannedRun]:
+        """Returns the experiment of every method as it is without a tuning."""
+        return [subject.default for subject in self.subjects.values()]
 
     @property
     def left(self) -> bool:
@@ -53,11 +56,7 @@ class Trials:
             label = min(started, key=lambda name: started[name])
             if started[label] >= self.design.trials:
                 return
-            if (
-                self.timeout is not None
-                and time.monotonic() - self.begun > self.timeout
-                and len(set(started.values())) == 1
-            ):
+            if time.monotonic() > self.deadline and len(set(started.values())) == 1:
                 self.short = True
                 return
             started[label] += 1
@@ -70,8 +69,8 @@ class Trials:
 
     def end(self, order: TrialOrder, outcome: TrialOutcome) -> None:
         """Puts a trial on record and tells of it; what a person has to change ends the tuning where the defaults
-        already fail of it."""
-        if outcome.bad_input and order.number == 0:
+        already fail of it, unless it is lenient."""
+        if outcome.bad_input and order.number == 0 and not self.lenient:
             raise InputError(outcome.reason)
         study = self.studies[order.method]
         study.end(order.number, outcome)
@@ -94,6 +93,32 @@ class Trials:
                 "total": self.design.trials * len(self.studies),
             }
         )
+
+
+@dataclass(frozen=True)
+class ManyTrials:
+    """The trials of several tunings, one after the other: while the last ones of a tuning run, the next has begun."""
+
+    tunings: Mapping[str, Trials]
+
+    def run(self, run_all: RunAll) -> bool:
+        """Runs the trials that are left; returns whether Ctrl-C ended them."""
+        try:
+            run_all(self.orders(), self.hear, self.end)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def orders(self) -> Iterator[TrialOrder]:
+        for name, trials in self.tunings.items():
+            for order in trials.orders():
+                yield replace(order, tuning=name)
+
+    def hear(self, order: TrialOrder, rounds: int, score: float) -> bool:
+        return self.tunings[order.tuning].hear(order, rounds, score)
+
+    def end(self, order: TrialOrder, outcome: TrialOutcome) -> None:
+        self.tunings[order.tuning].end(order, outcome)
 
 
 def best_of(history: Sequence[Mapping[str, Any]], higher: bool) -> dict[str, Any] | None:

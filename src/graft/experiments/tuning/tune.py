@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +22,11 @@ from graft.experiments.sweep.sweep import as_list
 from graft.experiments.tuning.cluster_workers import open_crew
 from graft.experiments.tuning.design import FINAL_SEEDS, SEEDS, TRIALS, Design
 from graft.experiments.tuning.finals import Finals
-from graft.experiments.tuning.optuna_study import FILE, MethodStudy, check_optuna, open_storage
+from graft.experiments.tuning.journal import FILE, Journal
+from graft.experiments.tuning.optuna_study import MethodStudy, check_optuna
 from graft.experiments.tuning.space import Changes, parse_search
 from graft.experiments.tuning.subject import Subject, examine
-from graft.experiments.tuning.trials import Trials
+from graft.experiments.tuning.trials import ManyTrials, Trials, silent
 from graft.experiments.tuning.tuning import Tuning
 from graft.experiments.tuning.workers import run_trials, run_with
 from graft.fields import Search
@@ -101,6 +104,33 @@ def run_design(
     """Runs what is missing of a tuning, in a folder or without one."""
     check_optuna()
     check_jobs(jobs)
+    with ExitStack() as stack:
+        trials = stack.enter_context(open_trials(design, out))
+        trials.deadline = deadline_of(timeout)
+        tell = trials.report = logged(out, design.trials * len(trials.subjects), report) if out else report or silent
+        many = ManyTrials({"": trials})
+        stopped = False
+        if cluster is None:
+            jobs = choose_jobs(jobs, trials.defaults)
+            stopped = many.run(partial(run_trials, jobs=jobs))
+        elif trials.left:
+            crew, most = stack.enter_context(open_crew(cluster, jobs, trials.defaults))
+            stopped = many.run(partial(run_with, crew, jobs=most))
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-tune-")))
+        finals = Finals(trials, folder)
+        outcome = Outcome(stopped=True) if stopped else finals.run(jobs, tell, cluster)
+        tuning = finals.collect(out, outcome, stopped=outcome.stopped or trials.short)
+        if out is not None:
+            tuning.write()
+        if not tuning.experiments and not stopped:
+            raise RunError(f"No trial is complete: {trials.last_reason or 'none was run'}")
+        return tuning
+
+
+@contextmanager
+def open_trials(design: Design, out: Path | None = None) -> Iterator[Trials]:
+    """Opens the trials of a design in a folder, which nobody else works in, or without one; what cannot be is
+    refused."""
     candidates = design.candidates()
     suited = suit([candidate.variant for candidate in candidates])
     subjects = {
@@ -111,31 +141,16 @@ def run_design(
         if out is not None:
             begin_folder(out)
             stack.enter_context(exclusive(out, "graft tune"))
-        storage = stack.enter_context(open_storage(out))
-        studies = {label: open_study(storage, subject, design) for label, subject in subjects.items()}
+        journal = Journal(out)
+        studies = {label: open_study(journal, subject, design) for label, subject in subjects.items()}
         for label, study in studies.items():
             study.begin({**subjects[label].identity, "seeds": list(design.seeds)})
-        if out is not None:
-            report = logged(out, design.trials * len(subjects), report)
-        tell = report or (lambda _: None)
-        trials = Trials(design, subjects, studies, tell, timeout)
-        stopped = False
-        defaults = [subject.default for subject in subjects.values()]
-        if cluster is None:
-            jobs = choose_jobs(jobs, defaults)
-            stopped = trials.run(partial(run_trials, jobs=jobs))
-        elif trials.left:
-            crew, most = stack.enter_context(open_crew(cluster, jobs, defaults))
-            stopped = trials.run(partial(run_with, crew, jobs=most))
-        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-tune-")))
-        finals = Finals(design, subjects, studies, folder)
-        outcome = Outcome(stopped=True) if stopped else finals.run(jobs, tell, cluster)
-        tuning = finals.collect(out, outcome, stopped=outcome.stopped or trials.short)
-        if out is not None:
-            tuning.write()
-        if not tuning.experiments and not stopped:
-            raise RunError(f"No trial is complete: {trials.last_reason or 'none was run'}")
-        return tuning
+        yield Trials(design, subjects, studies)
+
+
+def deadline_of(timeout: float | None) -> float:
+    """Returns when so many seconds are over, by the monotonic clock."""
+    return math.inf if timeout is None else time.monotonic() + timeout
 
 
 def choose_jobs(jobs: int | None, defaults: Sequence[PlannedRun]) -> int:
@@ -155,9 +170,9 @@ def begin_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
 
 
-def open_study(storage: Any, subject: Subject, design: Design) -> MethodStudy:
+def open_study(journal: Journal, subject: Subject, design: Design) -> MethodStudy:
     return MethodStudy(
-        storage,
+        journal,
         subject.candidate.label,
         subject.space,
         subject.values,

@@ -200,7 +200,7 @@ class TRUST(Method):
         fleet.state.accuracy = accuracy
         penalty = self.proxy_penalty + max(0.0, 1 - self.proxy_penalty) * fallen
         draws = fleet.random.uniform(fleet.graph.nodes)
-        nodes = fleet.labels.masks[:, 1 if self.calibrate == "validation" else 0]
+        nodes = fleet.labels.judged if self.calibrate == "validation" else fleet.labels.masks[:, 0]
         fitted = partial(
             calibrate, classes=fleet.labels.classes, nodes=nodes, draws=draws, error=self.error, free=self.free_ranks
         )

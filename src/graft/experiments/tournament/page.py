@@ -1,0 +1,234 @@
+"""The page of a tournament, its figures, and its runs as a table for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from graft.errors import InputError
+from graft.experiments.comparison.comparison import mean_std
+from graft.experiments.comparison.differences import Ranking
+from graft.experiments.comparison.finished_runs import FinishedRun
+from graft.experiments.comparison.statistics import ALPHA
+from graft.experiments.reports.summary_table import readable_bytes, total_bytes
+from graft.experiments.reports.tables import markdown_table
+from graft.experiments.tournament.families import FAMILIES, Family, judges
+from graft.experiments.tournament.results import Cell, FamilyResult, Lead, family_results
+from graft.experiments.tournament.tournament import Tournament
+from graft.experiments.tuning.tuning import spell_params
+from graft.federation.metric_names import METRICS, format_difference
+from graft.files import explained, write_text
+
+PAGE, RUNS = "tournament.md", "runs.csv"
+MARK = "\\*"  # behind a row that reads validation labels in training
+POINTS = {
+    "test_global": "The global model",
+    "test_trained": "Peers after training, before they mix",
+}
+HEAD = ("family", "dataset", "row", "method", "values", "seed", "metric", "reads_validation", "test", "validation")
+SCORES = ("test_global", "test_trained", "test_node_weighted")
+COSTS = ("best_round", "rounds", "up_bytes", "down_bytes", "peer_bytes", "seconds_a_round", "chosen")
+
+
+def write_tournament(tournament: Tournament, out: Path, table: Mapping[str, Family] = FAMILIES) -> list[Path]:
+    """Writes the page, the runs and a figure of ranks for each family that has one; returns their paths."""
+    results = family_results(tournament, table)
+    figures = {result.name: draw_ranks(result.name, result.ranking, out) for result in results if result.ranking}
+    drawn = {name: file for name, file in figures.items() if file}
+    write_text(out / RUNS, runs_csv(results))
+    write_text(out / PAGE, page(tournament, results, drawn))
+    return [out / PAGE, out / RUNS, *(out / name for name in drawn.values())]
+
+
+def draw_ranks(family: str, ranking: Ranking, out: Path) -> str:
+    """Draws the ranks of a family; returns the name of the file, none without Matplotlib."""
+    from graft.experiments.reports.rank_diagram import draw_ranking
+
+    name = f"ranks-{family}.svg"
+    try:
+        figure = draw_ranking(ranking)
+    except InputError:  # the page has the ranks as numbers
+        return ""
+    with explained(f"{out / name} cannot be written", InputError):
+        figure.savefig(out / name, metadata={"Date": None})
+    return name
+
+
+def page(tournament: Tournament, results: Sequence[FamilyResult], figures: Mapping[str, str]) -> str:
+    """Returns the page as Markdown."""
+    parts = ["# Tournament", said_of_all(tournament)]
+    for result in results:
+        parts += [f"## {result.family.meaning}", *family_parts(result, figures.get(result.name, ""))]
+    return "\n\n".join(parts) + "\n"
+
+
+def said_of_all(tournament: Tournament) -> str:
+    """Returns what is the same for everybody."""
+    design = tournament.events[0].design
+    judging = (
+        f"A row with {MARK} read validation labels in training or to choose its predictions, with the chosen values on "
+        "at least one dataset; all others read them for the choice of values and of the round alone."
+    )
+    if design.values.get("judge_on") == "training":
+        judging = (
+            "Methods that choose among models in training judged them by a fifth of the training nodes, held out of "
+            "training for every method: all read validation labels for the choice of values and of the round alone."
+        )
+    words = (
+        f"Every method had {design.trials} trials, each the mean over {len(design.seeds)} seeds, proposed and ended in "
+        "the same way and scored on validation nodes alone; the first had its defaults. All searched the same ranges "
+        "of optimiser, learning rate, weight decay, dropout and local epochs, and what they declare of their own. The "
+        f"default and the chosen values then ran with {len(design.final_seeds)} other seeds, scored on test nodes for "
+        "the first time. Scores are means ± standard deviations over these seeds, at the best validation round. "
+        f"{judging}"
+    )
+    done, searches = sum(not trials.left for trials in tournament.trials.values()), len(tournament.trials)
+    return words if done == searches else f"{words}\n\nOf {searches} searches {done} are done."
+
+
+def family_parts(result: FamilyResult, figure: str) -> Iterator[str]:
+    """Yields the parts of a family's section."""
+    if result.family.note:
+        yield result.family.note
+    yield score_table(result)
+    yield (
+        f"Bold: the best of a column, and every row that a paired test over seeds cannot tell from it (Holm, p ≥ "
+        f"{ALPHA}); references do not compete. In brackets: with the defaults."
+    )
+    if result.ranking:
+        yield ranks_text(result.ranking)
+        if figure:
+            yield f"![Average ranks: {result.family.meaning}]({figure})"
+    if result.leads:
+        yield "### Against the best of the others"
+        yield lead_table(result.leads, result)
+    for point, title in POINTS.items():
+        if rows := list(point_rows(result, point)):
+            yield f"### {title}"
+            yield markdown_table(("", *result.columns), rows)
+    yield "### Cost"
+    yield cost_table(result)
+    yield "Bytes and seconds are means over the runs with the chosen values, which shared the machine with each other."
+    yield "### Chosen values"
+    yield markdown_table(("", *result.columns), [(row, *values) for row, values in chosen_rows(result)])
+
+
+def score_table(result: FamilyResult) -> str:
+    best = {column: result.best(column) for column in result.columns}
+    headings = [
+        column if result.metric(column) == "accuracy" else f"{column}, {METRICS[result.metric(column)].title}"
+        for column in result.columns
+    ]
+    rows = []
+    for row in result.rows:
+        texts = [score_text(result.cells[row, column], row in best[column]) for column in result.columns]
+        ranks = result.ranking.ranks if result.ranking else {}
+        rank = f"{ranks[row]:.2f}" if row in ranks else "-"
+        rows.append((f"{row} {MARK}" if result.judges(row) else row, *texts, rank))
+    return markdown_table(("", *headings, "rank"), rows)
+
+
+def score_text(cell: Cell, best: bool) -> str:
+    """Returns a cell of the table: the tuned score, and that of the defaults."""
+    if not cell.tuned:
+        return cell.reason or (f"{cell.trials} of {cell.planned} trials" if cell.trials < cell.planned else "-")
+    text = mean_std(list(cell.values().values()), cell.metric)
+    default = mean_std(list(cell.values(tuned=False).values()), cell.metric)
+    return f"{f'**{text}**' if best else text} ({default})"
+
+
+def ranks_text(ranking: Ranking) -> str:
+    """Returns the ranks in words."""
+    listed = ", ".join(f"{row} {rank:.2f}" for row, rank in ranking.ranks.items())
+    text = f"Average ranks over {ranking.columns} datasets: {listed}."
+    if ranking.friedman is not None:
+        text += f" Friedman's test, corrected by Iman and Davenport: p = {ranking.friedman.corrected_p:.2g}."
+    text += f" Nemenyi's critical difference is {ranking.critical_difference:.2f}."
+    groups = "; ".join(", ".join(group) for group in ranking.groups)
+    return f"{text} Not to be told apart: {groups}." if groups else text
+
+
+def lead_table(leads: Sequence[Lead], result: FamilyResult) -> str:
+    """Returns the paired differences, in points, with corrected p-values."""
+    rows = []
+    for lead in leads:
+        metric = result.metric(lead.column or result.columns[0])
+        mean, low, high = (
+            format_difference(metric, value, "") for value in (lead.paired.mean, lead.paired.low, lead.paired.high)
+        )
+        interval = f"{low} to {high}" if low else "-"
+        p = "-" if lead.corrected_p is None else f"{lead.corrected_p:.2g}"
+        rows.append((lead.row, lead.column or "all", lead.rival, mean, interval, p))
+    return markdown_table(("", "dataset", "best of the others", "difference", "95 % interval", "p, Holm"), rows)
+
+
+def point_rows(result: FamilyResult, point: str) -> Iterator[tuple[str, ...]]:
+    """Yields the scores of the chosen values at another point, of the rows that have it."""
+    for row in result.rows:
+        values = [result.cells[row, column].values(point=point) for column in result.columns]
+        if any(values):
+            texts = [
+                mean_std(list(scores.values()), result.metric(column))
+                for scores, column in zip(values, result.columns, strict=True)
+            ]
+            yield row, *texts
+
+
+def cost_table(result: FamilyResult) -> str:
+    """Returns bytes and seconds a round of the chosen values, beside the mean score over columns."""
+    rows = []
+    for row in result.rows:
+        cells = [result.cells[row, column] for column in result.columns if result.cells[row, column].tuned]
+        if not cells:
+            continue
+        runs = [run.summary for cell in cells for run in cell.tuned.values()]
+        sent = fmean(total_bytes(summary) / summary["rounds"] for summary in runs)
+        rows.append(
+            (
+                row,
+                f"{100 * fmean(fmean(cell.values().values()) for cell in cells if cell.values()):.1f}",
+                readable_bytes(sent) if sent else "nothing",
+                f"{fmean(summary['seconds']['per_round'] for summary in runs):.4f}",
+                f"{sum(cell.failed for cell in cells)} of {sum(cell.trials for cell in cells)}",
+            )
+        )
+    return markdown_table(("", "mean score", "sent a round", "seconds a round", "failed trials"), rows)
+
+
+def chosen_rows(result: FamilyResult) -> Iterator[tuple[str, list[str]]]:
+    for row in result.rows:
+        cells = [result.cells[row, column] for column in result.columns]
+        yield row, ["-" if not cell.trials else chosen_text(cell) for cell in cells]
+
+
+def chosen_text(cell: Cell) -> str:
+    return "the defaults" if cell.chosen is None else spell_params(cell.chosen)
+
+
+def runs_csv(results: Sequence[FamilyResult]) -> str:
+    """Returns a line a run, for other programs; scores are fractions."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*HEAD, *SCORES, *COSTS])
+    for result in results:
+        for (row, column), cell in result.cells.items():
+            for tuned in (False, True):
+                for run in (cell.tuned if tuned else cell.default).values():
+                    about = (result.name, column, row, run.experiment["method"], "tuned" if tuned else "default")
+                    chosen = json.dumps(cell.chosen) if tuned and cell.chosen else ""
+                    writer.writerow([*about, *run_values(run, cell.metric), chosen])
+    return file.getvalue()
+
+
+def run_values(run: FinishedRun, metric: str) -> list[Any]:
+    """Returns the numbers of a run."""
+    summary, sent = run.summary, run.summary["communication"]
+    reads = judges(run.experiment)
+    scores = [run.score(metric, name) for name in ("test", "validation", *SCORES)]
+    costs = [summary["best_round"], summary["rounds"], *(sent[f"{way}_bytes"] for way in ("up", "down", "peer"))]
+    return [run.seed, metric, reads, *scores, *costs, summary["seconds"]["per_round"]]

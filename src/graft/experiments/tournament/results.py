@@ -1,0 +1,191 @@
+"""What a family's tournament says: scores in rows and columns, ranks, and how far its leading rows are above others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from graft.errors import InputError
+from graft.experiments.comparison.differences import (
+    Ranking,
+    Score,
+    Scores,
+    best_of,
+    difference_of,
+    pair,
+    rank_means,
+)
+from graft.experiments.comparison.finished_runs import FinishedRun
+from graft.experiments.comparison.statistics import PairedDifference, holm
+from graft.experiments.tournament.families import Family, judges
+from graft.experiments.tournament.plan import Event
+from graft.experiments.tournament.tournament import Tournament
+from graft.experiments.tuning.trials import best_of as best_trial
+from graft.federation.metric_names import METRICS
+from graft.methods import REFERENCES
+
+Runs = Mapping[int, FinishedRun]  # by seed
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a dataset."""
+
+    tuned: Runs
+    default: Runs
+    metric: str
+    planned: int  # trials
+    trials: int  # that are over
+    failed: int  # of them
+    chosen: Mapping[str, Any] | None  # the values; None: those of the default
+    reason: str = ""  # why nothing was chosen
+
+    def values(self, *, tuned: bool = True, point: str = "test") -> dict[int, float]:
+        """Returns the scores by seed: of the clients' own models, or at another point, as test_global."""
+        scores = {seed: run.score(self.metric, point) for seed, run in (self.tuned if tuned else self.default).items()}
+        return {seed: value for seed, value in scores.items() if value is not None}
+
+    @property
+    def scores(self) -> Scores:
+        """Returns the scores of the chosen values with the partitions that they were measured on."""
+        return {seed: Score(value, self.tuned[seed].hashes.get("partition")) for seed, value in self.values().items()}
+
+    @property
+    def judges(self) -> bool:
+        """Returns whether validation labels were read in training, or for predictions, with the chosen values."""
+        run = next(iter(self.tuned.values()), None)
+        return run is not None and judges(run.experiment)
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far a leading row is above the best of the others."""
+
+    row: str
+    rival: str  # the row with the best mean score among those that do not lead
+    column: str | None  # None: the mean over all columns, seed by seed
+    paired: PairedDifference
+    corrected_p: float | None  # by Holm, over the leading rows and the columns; of means, over the rows
+
+
+class FamilyResult:
+    """All that is finished of a family."""
+
+    def __init__(self, name: str, family: Family, cells: Mapping[tuple[str, str], Cell]) -> None:
+        """Takes the cells by row and column."""
+        self.name, self.family, self.cells = name, family, dict(cells)
+        self.rows = list(dict.fromkeys(row for row, _ in cells))
+        self.columns = list(dict.fromkeys(column for _, column in cells))
+        self.methods = {entry.label: entry.method for entry in family.entrants}
+
+    def metric(self, column: str) -> str:
+        return self.cells[self.rows[0], column].metric
+
+    def competes(self, row: str) -> bool:
+        return self.methods[row] not in REFERENCES
+
+    @property
+    def complete(self) -> list[str]:
+        """Returns the columns in which every row that competes has a score."""
+        return [
+            column
+            for column in self.columns
+            if all(self.cells[row, column].values() for row in self.rows if self.competes(row))
+        ]
+
+    def best(self, column: str) -> set[str]:
+        """Returns the best row of a column and those that a test could not tell from it."""
+        scores = {row: self.cells[row, column].scores for row in self.rows if self.competes(row)}
+        return best_of(scores, METRICS[self.metric(column)].higher)
+
+    def judges(self, row: str) -> bool:
+        """Returns whether a row read validation labels on any dataset."""
+        return any(self.cells[row, column].judges for column in self.columns)
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """Returns the ranks over the columns that are complete; None where there are fewer than two of them."""
+        rows = [row for row in self.rows if self.competes(row)]
+        if len(self.complete) < 2 or len(rows) < 2:
+            return None
+        means = [
+            [METRICS[self.metric(column)].sign * fmean(self.cells[row, column].values().values()) for row in rows]
+            for column in self.complete
+        ]
+        return rank_means(rows, means)
+
+    @cached_property
+    def leads(self) -> list[Lead]:
+        """Returns how far the leading rows are above the best of the others, column by column and in the mean."""
+        leading = [row for row in self.family.leading if row in self.rows]
+        others = [row for row in self.rows if self.competes(row) and row not in self.family.leading]
+        if not leading or not others:
+            return []
+        families = [[(row, column) for row in leading for column in self.complete]]
+        if len(self.complete) > 1:
+            families.append([(row, "") for row in leading])
+        leads: list[Lead] = []
+        for family in families:
+            drafts = [self._lead(row, others, column, len(family)) for row, column in family]
+            corrected = holm([draft.paired.p for draft in drafts])
+            leads += [
+                Lead(draft.row, draft.rival, draft.column, draft.paired, p)
+                for draft, p in zip(drafts, corrected, strict=True)
+            ]
+        return leads
+
+    def _lead(self, row: str, others: Sequence[str], column: str, comparisons: int) -> Lead:
+        """Returns a lead without its correction; without a column, that of the means over all of them."""
+        columns = [column] if column else self.complete
+        rival = max(others, key=lambda other: fmean(self.level(other, name) for name in columns))
+        pairs = [pair(self.signed(row, name), self.signed(rival, name)) for name in columns]
+        shared = [seed for seed in pairs[0] if all(seed in entry for entry in pairs)]
+        if not shared:
+            raise InputError(f"{row} and {rival} share no seed on the same partition on {', '.join(columns)}.")
+        means = {
+            seed: (fmean(entry[seed][0] for entry in pairs), fmean(entry[seed][1] for entry in pairs))
+            for seed in shared
+        }
+        return Lead(row, rival, column or None, difference_of(means, 1, comparisons), None)
+
+    def level(self, row: str, column: str) -> float:
+        """Returns the mean score of a row, of which more is better."""
+        return fmean(score.value for score in self.signed(row, column).values())
+
+    def signed(self, row: str, column: str) -> Scores:
+        sign = METRICS[self.metric(column)].sign
+        return {
+            seed: Score(sign * score.value, score.partition) for seed, score in self.cells[row, column].scores.items()
+        }
+
+
+def read_cell(row: str, event: Event, tournament: Tournament) -> Cell:
+    """Returns what is finished of a method on a dataset."""
+    trials, finals = tournament.trials[event.name], tournament.finals.get(event.name)
+    history = trials.studies[row].history
+    best = best_trial(history, trials.studies[row].higher)
+    reasons = [str(entry["reason"]) for entry in history if "reason" in entry]
+    return Cell(
+        {} if finals is None else finals.cell(row, chosen=True),
+        {} if finals is None else finals.cell(row, chosen=False),
+        trials.subjects[row].metric,
+        event.design.trials,
+        len(history),
+        sum(entry["state"] == "failed" for entry in history),
+        best["params"] if best and best["trial"] else None,
+        reasons[0] if reasons and best is None else "",
+    )
+
+
+def family_results(tournament: Tournament, table: Mapping[str, Family]) -> list[FamilyResult]:
+    """Returns the results of every family that takes part."""
+    results = []
+    for name in dict.fromkeys(event.family for event in tournament.events):
+        events = [event for event in tournament.events if event.family == name]
+        rows = [entry.label for entry in events[0].design.methods]
+        cells = {(row, event.dataset): read_cell(row, event, tournament) for row in rows for event in events}
+        results.append(FamilyResult(name, table[name], cells))
+    return results

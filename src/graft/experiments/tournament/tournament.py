@@ -1,0 +1,130 @@
+"""Runs a tournament: the trials of all its events by one crew of processes, then the runs at the end of all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from graft.errors import InputError
+from graft.experiments.comparison.finished_runs import no_rounds
+from graft.experiments.many_runs import Message, Outcome, Report, exclusive
+from graft.experiments.progress_log import logged
+from graft.experiments.tournament.plan import Event
+from graft.experiments.tuning.finals import Finals, run_finals
+from graft.experiments.tuning.optuna_study import check_optuna
+from graft.experiments.tuning.trials import ManyTrials, Trials
+from graft.experiments.tuning.tune import choose_jobs, deadline_of, open_trials
+from graft.experiments.tuning.workers import run_trials
+from graft.files import explained
+from graft.options import check_jobs
+
+COMMAND = "graft reproduce tournament"
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """What a tournament found out so far."""
+
+    events: Sequence[Event]
+    trials: Mapping[str, Trials]  # by the name of the event
+    finals: Mapping[str, Finals]  # with the runs that are finished
+    stopped: bool = False  # by Ctrl-C, or when the time was over: the same call goes on
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Returns whether every run at the end is finished."""
+        over = [len(entry.finished) == len(entry.runs) for entry in self.finals.values()]
+        return all(over) and len(over) == len(self.events)
+
+
+def run_tournament(
+    events: Sequence[Event],
+    out: Path,
+    *,
+    jobs: int | None = None,
+    timeout: float | None = None,
+    report: Report | None = None,
+    run: bool = True,
+) -> Tournament:
+    """Runs what is missing of some events, each in a folder of its own; with `run` off only reads what there is.
+
+    When the time is over no trial begins but those that give all methods of an event as many, and no run at the end.
+    """
+    check_optuna()
+    check_jobs(jobs)
+    deadline = deadline_of(timeout)
+    with ExitStack() as stack:
+        begin_folder(out)
+        stack.enter_context(exclusive(out, COMMAND))
+        trials = {event.name: stack.enter_context(open_trials(event.design, out / event.name)) for event in events}
+        stopped, failures = False, dict[str, str]()
+        if run:
+            tell = logged(out, sum(map(planned_of, trials.values())), report)
+            stopped = run_all_trials(trials, out, jobs, deadline, tell)
+        finals = {
+            event.name: Finals(trials[event.name], out / event.name, importance=False)
+            for event in events
+            if not trials[event.name].left
+        }
+        if run and not stopped:
+            outcome = run_until(finals, jobs, deadline, tell)
+            stopped, failures = outcome.stopped, outcome.failures
+        for event in events:
+            if event.name in finals:
+                write_event(finals[event.name], out / event.name, stopped=stopped)
+    return Tournament(events, trials, finals, stopped, failures)
+
+
+def write_event(finals: Finals, folder: Path, *, stopped: bool) -> None:
+    """Writes what a tuning writes, and lets go of the records of all rounds, of which there are a great many."""
+    finals.collect(folder, Outcome(), stopped=stopped).write()
+    finals.finished = {key: replace(run, read_rounds=no_rounds) for key, run in finals.finished.items()}
+
+
+def begin_folder(out: Path) -> None:
+    with explained(f"{out} cannot be written to", InputError):
+        if out.is_file():
+            raise InputError(f"{out} is a file; a tournament needs a directory.")
+        out.mkdir(parents=True, exist_ok=True)
+
+
+def planned_of(trials: Trials) -> int:
+    """Returns how many trials there are in all."""
+    return trials.design.trials * len(trials.studies)
+
+
+def run_all_trials(trials: Mapping[str, Trials], out: Path, jobs: int | None, deadline: float, tell: Report) -> bool:
+    """Runs the trials of all events by the same workers; returns whether Ctrl-C, or the time, ended them."""
+    total = sum(map(planned_of, trials.values()))
+    done = sum(len(study.history) for entry in trials.values() for study in entry.studies.values())
+
+    def pass_on(name: str, message: Message) -> None:
+        nonlocal done
+        done += 1
+        tell({**message, "method": f"{name} {message['method']}", "done": done, "total": total})
+
+    left = {name: entry for name, entry in trials.items() if entry.left}
+    for name, entry in left.items():
+        own = logged(out / name, planned_of(entry), partial(pass_on, name))  # for those who watch one of them
+        entry.deadline, entry.report, entry.lenient = deadline, own, True
+    if not left:
+        return False
+    defaults = [run for entry in left.values() for run in entry.defaults]
+    interrupted = ManyTrials(left).run(partial(run_trials, jobs=choose_jobs(jobs, defaults)))
+    return interrupted or any(entry.short for entry in left.values())
+
+
+def run_until(finals: Mapping[str, Finals], jobs: int | None, deadline: float, tell: Report) -> Outcome:
+    """Runs what is missing of the runs at the end until the time is over, which is like Ctrl-C."""
+
+    def hear(message: Message) -> None:
+        tell(message)
+        if time.monotonic() > deadline:
+            raise KeyboardInterrupt
+
+    return run_finals(finals, jobs, hear)
