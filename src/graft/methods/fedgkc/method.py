@@ -136,8 +136,8 @@ class FedGKC(Method):
         if self.pull:
             fleet.state.drift = nothing(start, copilot.frozen)
         if self.neigh_projection:
-            start = torch.eye(width, copilot_width, device=fleet.device)
-            fleet.state.projection = Tree(weight=start.expand(len(fleet.clients), -1, -1))
+            identity = torch.eye(width, copilot_width, device=fleet.device)
+            fleet.state.projection = Tree(weight=identity.expand(len(fleet.clients), -1, -1))
         elif self.compares_embeddings and width != copilot_width:
             raise InputError(
                 f"The neighbourhood distillation compares embeddings of width {width} with the copilot's "
