@@ -2,8 +2,8 @@
 
     python tools/results_figures.py
 
-The tables are dfed_sst.csv, fedgkc.csv, fedomd.csv and fedtad.csv, the curves of means over seeds curves.csv. Figures
-of data alone are drawn by `graft reproduce` (dfed-sst-heterogeneity, fedomd-labels).
+The tables are dfed_sst.csv, fedgkc.csv, fedomd.csv, fedtad.csv and general.csv, the curves of means over seeds
+curves.csv. Figures of data alone are drawn by `graft reproduce` (dfed-sst-heterogeneity, fedomd-labels).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Source:
     study: str
     clients: tuple[int, ...] = ()  # empty: all
     average: bool = False  # whether a panel with the mean of all datasets comes first
+    point: str = "server"  # which model of a run, where the table has several
     by_host: bool = False  # a panel for every method that something is added to, instead of one for each dataset
 
 
@@ -60,6 +61,7 @@ TABLES = {
     "fedtad-lambdas": Source("fedtad", "fedtad-lambdas"),
     "fedtad-participation": Source("fedtad", "fedtad-participation"),
     "fedtad-plug": Source("fedtad", "fedtad-plug", by_host=True),
+    "general-methods": Source("general", "general-methods", point="own"),
 }
 CURVES = {
     "dfed_sst-convergence": "dfed-sst-convergence",
@@ -69,23 +71,23 @@ CURVES = {
 }
 
 
-def read(name: str) -> list[Line]:
-    """Returns the lines of a table; where it has several models of a run, those that the study is about."""
+def read(name: str, point: str = "") -> list[Line]:
+    """Returns the lines of a table; where it has several models of a run, those of one point of a round."""
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    return [line for line in lines if line.get("point", "server") == "server"]
+    return [line for line in lines if line.get("point", point) == point]
 
 
 def score(line: Line) -> Score:
     """Returns the mean and deviation of a line, and the paper's number where there is one."""
     mean, deviation = line.get("mean") or line["test"], line.get("deviation") or line["test_deviation"]
-    return Score(float(mean), float(deviation), float(line["paper"]) if line["paper"] else None)
+    return Score(float(mean), float(deviation), float(line["paper"]) if line.get("paper") else None)
 
 
 def columns_of(source: Source) -> dict[str, dict[str, Score]]:
     """Returns the scores of each panel, by row."""
     columns: dict[str, dict[str, Score]] = {}
-    for line in read(source.table):
+    for line in read(source.table, source.point):
         if line["study"] != source.study or (source.clients and int(line["clients"]) not in source.clients):
             continue
         title, row = f"{line['dataset']}-{line['clients']}", line["row"]
@@ -107,7 +109,7 @@ def table_panels(source: Source) -> list[Panel]:
     study, columns = STUDIES[source.study], columns_of(source)
     if source.average:
         columns = {AVERAGE: average(columns.values()), **columns}
-    if study.figure == "bars":
+    if study.figure != "lines":
         return score_panels(columns, ACCURACY)
     by_column: dict[str, dict[str, list[CurvePoint]]] = {}
     for title, scores in columns.items():
