@@ -101,6 +101,7 @@ class FedPPN(PrototypeExchange):
     def loss(self, fleet: Fleet, weights: Weights, propagated: Tensor, heard: Tensor) -> Tensor:
         """Returns the losses of the labels by the model, by propagated prototypes and by both together; clients in
         whose graphs no prototype begins have the first alone."""
+        weights = heads_used_twice(fleet.model, weights)
         own = fleet.train_output(weights).logits
         at_train_nodes = fleet.at_train_nodes(fleet.at_nodes(propagated))
         by_prototypes = self.classify(fleet, weights, at_train_nodes)
@@ -154,6 +155,19 @@ def heads(model: Model, weights: Weights) -> Tree:
     head = parts[0] if len(parts) == 1 else map_tree(lambda *leaves: torch.cat(leaves), *parts)
     # A module of somebody's own keeps its weights the way PyTorch does, outputs first.
     return Tree(weight=head["weight"] if model.stackable else head["weight"].transpose(1, 2), bias=head["bias"])
+
+
+def heads_used_twice(model: Model, weights: Weights) -> Weights:
+    """Returns weights whose heads are views, made on the stream that prototypes are classified on.
+
+    In a capture architectures run on streams of their own. The gradients of both uses of a head meet at its view;
+    where they met at the head itself, which would belong to the stream of its first use, PyTorch warns.
+    """
+    views = {
+        name: Tree({**weights[name], "head": map_tree(lambda leaf: leaf.view_as(leaf), weights[name]["head"])})
+        for name in model.kinds
+    }
+    return Tree({**weights, **views})
 
 
 def training_labels(fleet: Fleet) -> tuple[Tensor, Tensor]:
