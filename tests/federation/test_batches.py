@@ -288,9 +288,9 @@ def sides_while_training(setup, monkeypatch):
     finished = run_rounds(setup, rounds=1, engine=engine)  # what is prepared once is made here
     made, fit = Made(), graft.federation.fleet.fit
 
-    def watched(*given):
+    def watched(*given, **options):
         with made:
-            return fit(*given)
+            return fit(*given, **options)
 
     monkeypatch.setattr(graft.federation.fleet, "fit", watched)
     run_rounds(setup, rounds=1, engine=engine, first=2, state=finished.server.state)

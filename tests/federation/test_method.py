@@ -98,7 +98,6 @@ def test_averages_that_a_server_keeps_are_those_that_it_takes_and_what_is_distil
     kept = {name: kind.averaged for name, kind in METHODS.items() if kind.averaged}
     others = {
         "fedgkc": "copilot",
-        "fedgkc_alone": "copilot",
         "fedgkc_paper": "copilot",
         "fml": "meme",
         "trust": "proxy",

@@ -52,7 +52,7 @@ class FedGKC(Method):
     heterogeneous: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {
-        "train/copilot": replace(MODEL, when="if the copilot travels"),
+        "train/copilot": MODEL,
         "train/size": NODES,
         "train/strength": Reveals("mean confidence of the copilot over the client's nodes"),
         "train/clarity": Reveals("mean margin of its predictions, less their similarity to those of neighbours"),
@@ -90,10 +90,11 @@ class FedGKC(Method):
     mse_reduction: Literal["mean", "sum_dim"] = "mean"
     # Whether embeddings of another width than the copilot's are mapped to it by a private linear map.
     neigh_projection: bool = False
-    # The copilot's own optimiser, where it is not that of the experiment, and the learning rate that goes with it.
+    # The copilot's own optimiser, where it is not that of the experiment.
     copilot_optimizer: Annotated[
         Literal["common", "adam", "sgd", "momentum"], Search(choices=("common", "momentum"))
     ] = "common"
+    # Learning rate of the copilot's own optimiser.
     copilot_learning_rate: Annotated[float, Gt(0), Search(0.01, 0.5, log=True)] = 0.1
     # Drift correction of the copilot, as in FedDC: its pull towards what it received less its client's drift; 0: none.
     pull: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
@@ -360,6 +361,7 @@ class FedGKCPaper(FedGKC):
 class FedGKCAlone(FedGKC):
     """FedGKC's two models at every client without a copilot that travels: what FedGKC has more is what others gave."""
 
+    reveals: ClassVar = {"train/copilot": None}
     averages: ClassVar[tuple[str, ...]] = ()
     averaged: ClassVar[str | None] = None
 
