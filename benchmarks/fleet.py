@@ -53,6 +53,12 @@ class Loop:
         self.nodes = torch.tensor([graph.nodes for graph in graphs])
 
     def round(self) -> Scores:
+        self.train_models()
+        own = self.score(self.models)
+        self.average_models()
+        return {"own": own, "global": self.score([self.server] * len(self.models))}
+
+    def train_models(self) -> None:
         for model, optimizer, (x, edges, y, train, *_) in zip(self.models, self.optimizers, self.data, strict=True):
             model.load_state_dict(self.server.state_dict())
             model.train()
@@ -60,14 +66,14 @@ class Loop:
                 optimizer.zero_grad()
                 functional.cross_entropy(model(x, edges)[train], y[train]).backward()
                 optimizer.step()
-        own = self.score(self.models)
+
+    @torch.no_grad()
+    def average_models(self) -> None:
         shares = self.nodes / self.nodes.sum()
-        with torch.no_grad():
-            for name, parameter in self.server.named_parameters():
-                parameter.zero_()
-                for share, model in zip(shares.tolist(), self.models, strict=True):
-                    parameter.add_(share * model.get_parameter(name))
-        return {"own": own, "global": self.score([self.server] * len(self.models))}
+        for name, parameter in self.server.named_parameters():
+            parameter.zero_()
+            for share, model in zip(shares.tolist(), self.models, strict=True):
+                parameter.add_(share * model.get_parameter(name))
 
     @torch.no_grad()
     def score(self, models: list[nn.Module]) -> float:

@@ -8,7 +8,7 @@ import torch
 from fleet import EPOCHS, tensors_of
 from harness import Scores
 from loop_fedgkc import perturbed
-from stock import StockNet
+from stock import StockNet, mean_test_accuracy
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.utils import scatter, softmax
@@ -38,9 +38,9 @@ class LoopFGSSL:
                 optimizer.zero_grad()
                 self.loss(client).backward()
                 optimizer.step()
-        own = self.score(self.models)
+        own = mean_test_accuracy(self.models, self.data)
         self.average()
-        return {"own": own, "global": self.score([self.server] * len(self.models))}
+        return {"own": own, "global": mean_test_accuracy([self.server] * len(self.models), self.data)}
 
     def loss(self, client: int) -> Tensor:
         model, method = self.models[client], self.method
@@ -75,11 +75,3 @@ class LoopFGSSL:
         for name, parameter in self.server.named_parameters():
             stacked = torch.stack([model.get_parameter(name) for model in self.models])
             parameter.copy_(torch.tensordot(shares, stacked, dims=1))
-
-    @torch.no_grad()
-    def score(self, models: list[StockNet]) -> float:
-        accuracies = []
-        for model, (x, edges, y, _, _, test) in zip(models, self.data, strict=True):
-            model.eval()
-            accuracies.append((model(x, edges)[1].argmax(1) == y)[test].float().mean())
-        return float(torch.stack(accuracies).mean())

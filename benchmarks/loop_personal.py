@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from fleet import EPOCHS, tensors_of
 from harness import Scores
-from stock import StockNet
+from stock import StockNet, mean_test_accuracy
 from torch import nn
 from torch.nn import functional
 
@@ -52,8 +52,10 @@ class LoopPersonal:
                 if self.is_shared(name):
                     stacked = torch.stack([sent.get_parameter(name) for sent in self.sent])
                     parameter.copy_(torch.tensordot(self.shares, stacked, dims=1))
-        scores = {"own": self.score(self.models)}
-        return scores | {"global": self.score([self.server] * len(self.models))} if self.has_global else scores
+        scores = {"own": mean_test_accuracy(self.models, self.data)}
+        if self.has_global:
+            scores["global"] = mean_test_accuracy([self.server] * len(self.models), self.data)
+        return scores
 
     def step(
         self, client: int, model: StockNet, optimizer: torch.optim.Adam, near: StockNet | None = None, lam: float = 0.0
@@ -75,14 +77,6 @@ class LoopPersonal:
             for name, parameter in self.server.named_parameters():
                 if self.is_shared(name):
                     model.get_parameter(name).copy_(parameter)
-
-    @torch.no_grad()
-    def score(self, models: list[StockNet]) -> float:
-        accuracies = []
-        for model, (x, edges, y, _, _, test) in zip(models, self.data, strict=True):
-            model.eval()
-            accuracies.append((model(x, edges)[1].argmax(1) == y)[test].float().mean())
-        return float(torch.stack(accuracies).mean())
 
 
 class LoopDitto(LoopPersonal):

@@ -116,13 +116,7 @@ class LoopGCFLPlus(Loop):
 
     def round(self) -> Scores:
         before = {name: leaf.clone() for name, leaf in self.server.named_parameters()}
-        for model, optimizer, (x, edges, y, train, *_) in zip(self.models, self.optimizers, self.data, strict=True):
-            model.load_state_dict(self.server.state_dict())
-            model.train()
-            for _ in range(EPOCHS):
-                optimizer.zero_grad()
-                functional.cross_entropy(model(x, edges)[train], y[train]).backward()
-                optimizer.step()
+        self.train_models()
         updates = []
         for client, model in enumerate(self.models):
             gradient = torch.cat([leaf.grad.flatten() for leaf in model.parameters() if leaf.grad is not None])
@@ -131,12 +125,7 @@ class LoopGCFLPlus(Loop):
                 updates.append(torch.cat([(leaf - before[name]).flatten() for name, leaf in model.named_parameters()]))
         self.largest, self.mean = max(float(update.norm()) for update in updates), float(sum(updates).norm())
         self.distances()
-        shares = self.nodes / self.nodes.sum()
-        with torch.no_grad():
-            for name, parameter in self.server.named_parameters():
-                parameter.zero_()
-                for share, model in zip(shares.tolist(), self.models, strict=True):
-                    parameter.add_(share * model.get_parameter(name))
+        self.average_models()
         return {"own": self.score([self.server] * len(self.models))}
 
     def distances(self) -> np.ndarray:

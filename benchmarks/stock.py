@@ -45,3 +45,13 @@ class StockNet(nn.Module):
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
     return functional.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean")
+
+
+@torch.no_grad()
+def mean_test_accuracy(models: list[StockNet], data: list[tuple[Tensor, ...]]) -> float:
+    """Returns the mean over clients of the accuracy of each client's model on its own test nodes."""
+    accuracies = []
+    for model, (x, edges, y, _, _, test) in zip(models, data, strict=True):
+        model.eval()
+        accuracies.append((model(x, edges)[1].argmax(1) == y)[test].float().mean())
+    return float(torch.stack(accuracies).mean())
