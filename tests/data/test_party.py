@@ -394,7 +394,7 @@ def test_facts_survive_a_message_and_others_are_refused():
         ("features", -1),
         ("classes", "yes"),
         ("directed", 1),
-        ("preprocessing", {"split": 3}),
+        ("preprocessing", {"split": [3]}),
         ("feature_names", ["a" * 2000]),
         ("more", 1),
     ):

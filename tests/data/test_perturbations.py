@@ -12,6 +12,7 @@ from graft.data import perturbations
 from graft.data.federation import build
 from graft.data.graphs import MASKS, make_graph
 from graft.data.perturbations import KINDS, Perturbation, describe, perturb
+from graft.data.scaling import Scaling
 from graft.data.synthetic import generate
 from graft.errors import InputError
 
@@ -29,7 +30,7 @@ def federation(graph):
 
 
 def changed(parts, seed=0, features="raw", **how):
-    return perturb(parts, Perturbation(**how), seed, features)
+    return perturb(parts, Perturbation(**how), seed, [Scaling(features)] * len(parts))
 
 
 def sparse_graph(nodes=40, width=200):
@@ -186,6 +187,10 @@ def test_feature_sparsity_takes_a_share_of_every_nodes_features_rounded_down(fed
 def test_rows_are_scaled_again_where_features_are(graph):
     parts = build(graph, 2, "random", features="l2", perturbation=Perturbation(feature_sparsity=0.5)).clients
     assert np.allclose(np.linalg.norm(parts[0].x, axis=1), 1)
+    with_norm = build(
+        graph, 2, "random", features="l2", perturbation=Perturbation(feature_sparsity=0.5), feature_norm=4.0
+    ).clients
+    assert np.allclose(np.linalg.norm(with_norm[0].x, axis=1), 4)
     raw = build(graph, 2, "random", perturbation=Perturbation(feature_sparsity=0.5)).clients
     kept = raw[0].x != 0
     assert (raw[0].x[kept] == build(graph, 2, "random").clients[0].x[kept]).all()
@@ -289,6 +294,7 @@ def test_the_hash_is_of_the_data_too(federation):
 
 
 SMALL = {"dataset": "digits", "clients": 3, "partition": "random", "rounds": 2, "width": 8, "device": "cpu"}
+SMALL |= {"optimizer": "adam", "learning_rate": 0.01}  # gets going within two rounds
 
 
 def test_models_train_on_perturbed_data_and_are_scored_on_clean_data():

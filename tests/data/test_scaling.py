@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, issparse
 
 from graft.data.graphs import make_graph
 from graft.data.preparation import resolve_features, scale
@@ -103,3 +103,59 @@ def test_unknown_features_are_refused():
     graph = make_graph("g", np.eye(2), [[0], [1]], [0, 1])
     with pytest.raises(InputError, match="normalisation 'max'; choose one of auto, raw, row, l2, standard"):
         scale([graph], ["g"], None, "max")
+
+
+def graph_of(rows):
+    return make_graph("rows", np.array(rows, np.float32), np.empty((2, 0), np.int64), np.arange(len(rows)) % 2)
+
+
+def dense(graph):
+    return graph.x.toarray() if issparse(graph.x) else graph.x
+
+
+def median_length(graph):
+    return np.median(np.linalg.norm(dense(graph), axis=1))
+
+
+def test_rows_get_the_norm_by_one_factor_a_client():
+    # Of the lengths 1, 5 and 10 the middle one becomes 2; a row of zeros does not count.
+    graph = graph_of([[0, 1], [3, 4], [6, 8], [0, 0]])
+    twice = graph_of([[0, 2], [6, 8], [12, 16], [0, 0]])
+    scaled = scale([graph, twice], ["a", "b"], None, "raw", norm=2.0)
+    for result in scaled.graphs:
+        np.testing.assert_allclose(dense(result), [[0, 0.4], [1.2, 1.6], [2.4, 3.2], [0, 0]], rtol=1e-6)
+    assert [entry.factor for entry in scaled.scalings] == pytest.approx([0.4, 0.2])
+    assert scaled.exchange.up_bytes == 0  # nobody tells anybody its factor
+    as_it_is = scale([graph], ["a"], None, "raw")
+    assert as_it_is.graphs[0].x is graph.x
+    assert as_it_is.scalings[0].factor == 1
+
+
+@pytest.mark.parametrize("features", ["raw", "row", "l2", "standard"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_every_scaling_ends_at_the_norm_and_new_data_come_to_the_same(features, sparse):
+    x = RANDOM.random((30, 7)).astype(np.float32)
+    graph = make_graph("thirty", csr_array(x) if sparse else x, np.empty((2, 0), np.int64), np.arange(30) % 2)
+    scaled = scale([graph], ["a"], None, features, norm=4.0)
+    assert median_length(scaled.graphs[0]) == pytest.approx(4, rel=1e-5)
+    assert median_length(scale([graph], ["a"], None, features).graphs[0]) != pytest.approx(4, rel=1e-2)
+    again = scaled.scalings[0].apply(graph.x)
+    assert median_length(make_graph("again", again, graph.edges, graph.y)) == pytest.approx(4, rel=1e-5)
+
+
+def test_the_norm_is_that_of_the_rows_that_training_may_see():
+    graph = graph_of([[3, 4], [0, 100]])
+    scaled = scale([graph], ["a"], None, "raw", fitted_on=[np.array([True, False])], norm=1.0)
+    np.testing.assert_allclose(dense(scaled.graphs[0]), [[0.6, 0.8], [0, 20]], rtol=1e-6)
+
+
+def test_one_absurd_row_does_not_make_all_others_small():
+    rows = [[3, 4], [4, 3], [3e38, 3e38]]
+    factors = [scale([graph_of(rows[:count])], ["a"], None, "raw", norm=1.0).scalings[0].factor for count in (2, 3)]
+    assert factors == pytest.approx([0.2, 0.2])
+
+
+def test_features_of_zeros_stay_zeros():
+    scaled = scale([graph_of([[0, 0], [0, 0]])], ["a"], None, "raw", norm=4.0)
+    assert not dense(scaled.graphs[0]).any()
+    assert scaled.scalings[0].factor == 1

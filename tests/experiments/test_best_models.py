@@ -129,7 +129,7 @@ def test_best_models_of_a_resumed_run_are_those_of_the_unbroken_one_bit_for_bit(
 
 
 def test_a_failed_run_keeps_models_that_are_better_than_those_of_its_checkpoint(tmp_path):
-    settings = {"rounds": 9, "checkpoint_every": 4, "learning_rate": 0.003}
+    settings = {"rounds": 9, "checkpoint_every": 4, "optimizer": "adam", "learning_rate": 0.003}
     unbroken = graft.run("local", **SETTINGS | settings)
     scores = [record["validation"] for record in unbroken.rounds]
     best = 1 + int(np.argmax(scores[:7]))

@@ -81,6 +81,7 @@ def test_clients_of_a_data_file_have_its_names(elsewhere):
 
 def test_a_run_of_own_graphs_is_resumed_from_another_folder(elsewhere, monkeypatch):
     arguments = ["run", "--graphs", "a.npz", "north=b.npz", *QUICK, "--rounds", "4", "--checkpoint-every", "1"]
+    arguments += ["--optimizer", "adam", "--learning-rate", "0.01"]  # with which both graphs are not learnt at once
     call(*arguments, "--out", "unbroken")
     run_round = Run.round
 
@@ -105,7 +106,7 @@ def test_a_run_of_own_graphs_is_resumed_from_another_folder(elsewhere, monkeypat
 
 
 def test_what_goes_wrong_in_a_round_is_said_of_the_client_by_name(elsewhere):
-    graphs = ["run", "--graphs", "a.npz", "north=b.npz", *QUICK]
+    graphs = ["run", "--graphs", "a.npz", "north=b.npz", "--feature-norm", "0", "--optimizer", "adam", *QUICK]
     values = dict(np.load(elsewhere / "b.npz"))
     values["x"][3] = 3e38  # finite, but no square of it is
     np.savez(elsewhere / "b.npz", **values)

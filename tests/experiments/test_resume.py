@@ -66,7 +66,7 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     ("line", "changed", "words"),
     [
-        ("learning_rate = 0.01", "learning_rate = 0.02", "learning_rate is 0.02, it was 0.01"),
+        ("learning_rate = 0.1", "learning_rate = 0.2", "learning_rate is 0.2, it was 0.1"),
         ("rounds = 5", "rounds = 50", "rounds is 50, it was 5"),
         ("seed = 0", "seed = 1", "seed is 1, it was 0"),
         ('method = "fedprox"', 'method = "scaffold"', "method is 'scaffold'"),

@@ -5,7 +5,6 @@ import torch
 
 import graft
 from graft.errors import InputError
-from graft.experiments.experiment import make_experiment
 from graft.federation.topologies import Topology, spectral_gap
 from graft.methods.dfedavgm import DFedAvgM
 from graft.methods.dpsgd import DPSGD
@@ -23,12 +22,6 @@ def test_heavy_ball_by_hand():
         assert float(places(finished)) == pytest.approx(wanted, abs=1e-6)
     plain = run_rounds(line(DFedAvgM(momentum=0.0), [1.0], curvature=1.0, epochs=3), rounds=1)
     assert float(places(plain)) == pytest.approx(0.9**3, abs=1e-6)
-
-
-def test_its_learning_rate_is_sgds_unless_another_is_named():
-    assert make_experiment({"method": "dfedavgm"}).learning_rate == 0.1
-    assert make_experiment({"method": "dfedavgm", "learning_rate": 0.01}).learning_rate == 0.01
-    assert make_experiment({"method": "dpsgd"}).learning_rate == 0.01
 
 
 def test_it_trains_by_default_and_not_at_the_rate_of_adam():

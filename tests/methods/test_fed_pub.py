@@ -299,7 +299,14 @@ def test_processes_with_messages_as_bytes_make_the_same_random_graph():
 def test_the_masked_model_is_scored_and_given_out():
     settings = {"dataset": "synthetic:nodes=120,degree=6,classes=3,features=8", "clients": 2}
     result = graft.run(
-        "fed_pub", rounds=4, device="cpu", settings={"mask_penalty": 0.05}, epochs=15, learning_rate=0.03, **settings
+        "fed_pub",
+        rounds=4,
+        device="cpu",
+        settings={"mask_penalty": 0.05},
+        epochs=15,
+        optimizer="adam",
+        learning_rate=0.03,
+        **settings,
     )
     state, model = result.clients[1], result.client(1, at="last")
     wanted = {path: leaf.clone() for path, leaf in flatten(state.model)}

@@ -47,6 +47,7 @@ class DataAgreement:
     inductive: bool = False
     seed: int = 0
     positive: str | None = None  # the class of interest
+    feature_norm: float = 0.0  # median length of a party's rows of features; 0: as they are
 
     def __post_init__(self) -> None:
         check_classes(self.classes)
@@ -123,11 +124,12 @@ class DataAgreement:
         return self.features if self.features != "auto" else "raw" if self.encoding is None else "standard"
 
     @property
-    def preprocessing(self) -> dict[str, str | bool]:
+    def preprocessing(self) -> dict[str, str | bool | float]:
         """Returns how every party prepares its data, by the names of the settings."""
         return {
             "features": self.resolved_features,
             "scaling": self.scaling,
+            "feature_norm": self.feature_norm,
             "split": self.split,
             "inductive": self.inductive,
         }

@@ -24,9 +24,9 @@ from graft.data.preparation import (
     check_labels,
     encode,
     preparations,
-    resolve_features,
     scale,
 )
+from graft.data.scaling import Scaling
 from graft.data.survey import schema_sentence
 from graft.data.tables import NodeTable
 from graft.errors import DataWarning, InputError
@@ -175,6 +175,7 @@ def build(
     perturbation: Perturbation | None = None,
     scaling: str = "local",
     inductive: bool = False,
+    feature_norm: float = 0.0,
     **partition_options: Any,
 ) -> FederationData:
     """Returns the data of all clients; partition, split and perturbation draw from separate streams of the seed."""
@@ -192,7 +193,7 @@ def build(
     )
     by_time = splits.is_by_time(split)
     seen = [splits.seen_in_training(part, by_time) for part in masked] if inductive or by_time else None
-    scaled = scale(masked, _labels(shares), shares.encoded.encodings, features, scaling, fitted_on=seen)
+    scaled = scale(masked, _labels(shares), shares.encoded.encodings, features, scaling, seen, feature_norm)
     parts = scaled.graphs
     whole = join(parts, data.name) if shares.whole is None else _assemble(shares, parts)
     card = cards.card(whole, shares.membership, partition, seed, partition_options, shares.names)
@@ -212,7 +213,7 @@ def build(
         federation = without_test_nodes(federation, by_time)
     if perturbation is None or not perturbation.active:
         return federation
-    return perturbed(federation, perturbation, resolve_features(features, shares.encoded.encodings))
+    return perturbed(federation, perturbation, scaled.scalings)
 
 
 def _notes(data: Source | Federation, encoded: Encoded) -> list[str]:
@@ -281,11 +282,13 @@ def without_test_nodes(whole: FederationData, by_time: bool) -> FederationData:
     return replace(whole, graph=graph, membership=membership, clients=parts, card=card, clean=whole)
 
 
-def perturbed(clean: FederationData, perturbation: Perturbation, features: str = "raw") -> FederationData:
+def perturbed(
+    clean: FederationData, perturbation: Perturbation, scalings: Sequence[Scaling] | None = None
+) -> FederationData:
     """Returns the same federation with the data of its clients perturbed; its card describes the perturbed data."""
     if clean.clean is not None and perturbation.evaluate_on == "perturbed":
         raise InputError("evaluate_on is perturbed, but test nodes that training does not see are not perturbed.")
-    parts = perturbations.perturb(clean.clients, perturbation, clean.card["seed"], features)
+    parts = perturbations.perturb(clean.clients, perturbation, clean.card["seed"], scalings)
     whole = perturbations.assemble(clean.whole, parts, clean.owners)
     method, seed, options = (clean.card[name] for name in ("method", "seed", "options"))
     card = {**clean.card, **cards.card(whole, clean.owners, method, seed, options, clean.names)}

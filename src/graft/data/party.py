@@ -70,7 +70,12 @@ def read_party(source: Any, agreement: DataAgreement, name: str = "party", numbe
     by_time = splits.is_by_time(agreement.split)
     seen = splits.seen_in_training(graph, by_time) if agreement.inductive or by_time else None
     scaled = scale(
-        [graph], [name], [agreement.encoding], agreement.features, fitted_on=None if seen is None else [seen]
+        [graph],
+        [name],
+        [agreement.encoding],
+        agreement.features,
+        fitted_on=None if seen is None else [seen],
+        norm=agreement.feature_norm,
     )
     preparation = replace(prepared, scaling=scaled.scalings[0])
     return PartyData(name, scaled.graphs[0], preparation, facts, agreement, _notes(held, agreement))

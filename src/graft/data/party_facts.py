@@ -43,7 +43,7 @@ class PartyFacts:
     feature_names: Annotated[tuple[Name, ...], MaxLen(WIDEST)] | None  # None: its features have none
     names_hash: Annotated[str, MaxLen(64)] | None  # SHA-256 of these names
     classes: Annotated[tuple[Name, ...], MaxLen(MOST_CLASSES)]  # those that occur in its labels
-    preprocessing: dict[Name, Name | bool]  # settings by name, as `DataAgreement.preprocessing`
+    preprocessing: dict[Name, Name | bool | float]  # settings by name, as `DataAgreement.preprocessing`
     directed: bool | None  # whether its edges have a direction; None: it has no tables that would say so
     weighted: bool
 

@@ -24,10 +24,10 @@ from graft.data.graphs import (
     concatenate_features,
     edge_weights,
     keep_edges,
-    normalise,
     undirected,
     with_edges,
 )
+from graft.data.scaling import Scaling
 from graft.data.streams import stream
 from graft.errors import InputError
 
@@ -85,16 +85,19 @@ class Perturbation:
         return ids
 
 
-def perturb(graphs: Sequence[Graph], perturbation: Perturbation, seed: int, features: str = "raw") -> list[Graph]:
+def perturb(
+    graphs: Sequence[Graph], perturbation: Perturbation, seed: int, scalings: Sequence[Scaling] | None = None
+) -> list[Graph]:
     """Returns the clients' graphs, perturbed; features that were normalised row by row are normalised again."""
     ids = perturbation.client_ids(len(graphs))
+    scalings = scalings or [Scaling("raw")] * len(graphs)
     return [
-        _perturb_client(graph, perturbation, seed, client, features) if client in ids else graph
-        for client, graph in enumerate(graphs)
+        _perturb_client(graph, perturbation, seed, client, scaling) if client in ids else graph
+        for client, (graph, scaling) in enumerate(zip(graphs, scalings, strict=True))
     ]
 
 
-def _perturb_client(graph: Graph, perturbation: Perturbation, seed: int, client: int, features: str) -> Graph:
+def _perturb_client(graph: Graph, perturbation: Perturbation, seed: int, client: int, scaling: Scaling) -> Graph:
     original = graph.x
     for index, (kind, apply) in enumerate(KINDS.items()):
         # As it was written: 0.3 of 10 is 3, and not a little less.
@@ -102,7 +105,9 @@ def _perturb_client(graph: Graph, perturbation: Perturbation, seed: int, client:
         if strength:
             ids = (index, strength.numerator, strength.denominator, client)
             graph = apply(graph, strength, stream("perturbation", seed, *ids))
-    return graph if graph.x is original or features not in ROWWISE else normalise(graph, features)
+    if graph.x is original or scaling.features not in ROWWISE:
+        return graph
+    return replace(graph, x=scaling.apply(graph.x))
 
 
 # Labels.

@@ -19,7 +19,7 @@ from graft.data.encoding import Encoding
 from graft.data.exchange import Exchange, as_bytes
 from graft.data.graphs import Bools, Graph, Ints, make_graph
 from graft.data.npz import read_npz
-from graft.data.scaling import Scaling, standard
+from graft.data.scaling import Scaling, multiplied, standard
 from graft.data.schema import ClientFiles, Schema
 from graft.data.tables import NodeTable, TableError, read_table
 from graft.data.tables.classes import class_spelling
@@ -164,22 +164,42 @@ def scale(
     features: str = "auto",
     scaling: str = "local",
     fitted_on: Sequence[Bools] | None = None,
+    norm: float = 0.0,
 ) -> Scaled:
     """Returns the graphs with scaled features: of tables the numbers alone, of other graphs all.
 
     One encoding may stand for all graphs, where these were cut out of one table. Moments are those of all nodes, or of
-    those that `fitted_on` marks in each graph.
+    those that `fitted_on` marks in each graph. With a norm, each client multiplies all its features by one number of
+    its own, so that this is the median length of its rows.
     """
     encoding = next((entry for entry in encodings or () if entry is not None), None)
     features = resolve_features(features, encodings)
     if features != "standard":
-        plain = Scaling(features)
-        return Scaled([_scaled(graph, plain, None) for graph in graphs], [plain] * len(graphs), Exchange())
+        plain = Scaled(
+            [_scaled(graph, Scaling(features), None) for graph in graphs], [Scaling(features)] * len(graphs), Exchange()
+        )
+        return with_norm(plain, norm, fitted_on)
     columns = None if encoding is None else encoding.numeric
     missing = [None if encoding is None else missing_cells(graph, encoding) for graph in graphs]
     scalings, exchange = standard([graph.x for graph in graphs], columns, missing, scaling == "federated", fitted_on)
     scaled = [_scaled(*parts) for parts in zip(graphs, scalings, missing, strict=True)]
-    return Scaled(scaled, scalings, exchange)
+    return with_norm(Scaled(scaled, scalings, exchange), norm, fitted_on)
+
+
+def with_norm(scaled: Scaled, norm: float, fitted_on: Sequence[Bools] | None = None) -> Scaled:
+    """Returns the graphs with rows of features of a norm; 0 leaves them as they are."""
+    if not norm:
+        return scaled
+    counted = fitted_on or [slice(None)] * len(scaled.graphs)
+    scalings = [
+        scaling.to_norm(norm, graph.x[rows])
+        for scaling, graph, rows in zip(scaled.scalings, scaled.graphs, counted, strict=True)
+    ]
+    graphs = [
+        replace(graph, x=multiplied(graph.x, scaling.factor))
+        for graph, scaling in zip(scaled.graphs, scalings, strict=True)
+    ]
+    return Scaled(graphs, scalings, scaled.exchange)
 
 
 def resolve_features(features: str, encodings: Sequence[Encoding | None] | None) -> str:

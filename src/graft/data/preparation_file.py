@@ -43,6 +43,7 @@ class _Scaling(_Strict):
     columns: list[Annotated[int, Field(ge=0)]] | None
     mean: list[Finite] | None
     deviation: list[Annotated[Finite, Field(ge=0)]] | None
+    factor: Annotated[Finite, Field(gt=0)] = 1.0
 
 
 class PreparationContent(_Strict):
@@ -125,4 +126,4 @@ def to_scaling(content: PreparationContent, encoding: Encoding | None) -> Scalin
     mean, deviation = (
         None if values is None else np.array(values, np.float64) for values in (saved.mean, saved.deviation)
     )
-    return Scaling(saved.features, columns, mean, deviation)
+    return Scaling(saved.features, columns, mean, deviation, saved.factor)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 
 from graft.data.exchange import Exchange
 from graft.data.graphs import NORMALISATIONS, Bools, Features, Floats, Ints
@@ -46,11 +46,21 @@ class Scaling:
     columns: Ints | None = None  # those that are scaled, where not all are
     mean: Doubles | None = None  # of these columns, for standard
     deviation: Doubles | None = None  # 0: the column is constant, and 0 after scaling
+    factor: float = 1.0  # that all of them are multiplied by in the end
 
     def apply(self, x: Features, missing: Bools | None = None) -> Features:
         """Returns scaled features; `missing` says which cells of the scaled columns become 0, the mean."""
-        if self.features != "standard":
-            return NORMALISATIONS[self.features](x)
+        scaled = self._standard(x, missing) if self.features == "standard" else NORMALISATIONS[self.features](x)
+        return multiplied(scaled, self.factor)
+
+    def to_norm(self, norm: float, rows: Features) -> Scaling:
+        """Returns the scaling with the factor that brings the median length of rows, scaled by it so far, to a norm;
+        rows of zeros do not count."""
+        lengths = row_lengths(rows)
+        median = float(np.median(lengths[lengths > 0])) if lengths.any() else 0.0
+        return replace(self, factor=norm / median) if median else self
+
+    def _standard(self, x: Features, missing: Bools | None) -> Floats:
         if self.mean is None or self.deviation is None:
             raise ValueError("a standard scaling needs a mean and a deviation")
         columns = _columns(x, self.columns)
@@ -67,7 +77,7 @@ class Scaling:
         """Returns the scaling as JSON can hold it."""
         arrays = {name: getattr(self, name) for name in ("columns", "mean", "deviation")}
         lists = {name: None if values is None else values.tolist() for name, values in arrays.items()}
-        return {"features": self.features, **lists}
+        return {"features": self.features, **lists, "factor": self.factor}
 
 
 def standard(
@@ -92,6 +102,19 @@ def standard(
     up = tuple({f"moments/{name}": values for name, values in part._asdict().items()} for part in own)
     down = {"scaling/mean": merged.means, "scaling/deviation": merged.deviation}
     return [everyone] * len(own), Exchange(up, (down,) * len(own), REVEALS)
+
+
+def multiplied(x: Features, factor: float) -> Features:
+    """Returns features times a factor; an infinity that comes of it is met where models train."""
+    with np.errstate(over="ignore"):
+        return x if factor == 1 else x * np.float32(factor)
+
+
+def row_lengths(x: Features) -> Doubles:
+    """Returns the Euclidean length of every row."""
+    if issparse(x):
+        return np.sqrt(csr_array(x, dtype=np.float64).power(2).sum(axis=1))
+    return np.linalg.norm(x.astype(np.float64), axis=1)
 
 
 def moments(x: Features, columns: Ints | None = None, missing: Bools | None = None) -> Moments:

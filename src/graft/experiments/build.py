@@ -49,6 +49,7 @@ def build_federation(experiment: Experiment, dataset: Any = None) -> FederationD
         partition=partition,
         split=experiment.split,
         features=experiment.features,
+        feature_norm=experiment.feature_norm,
         scaling=experiment.scaling,
         inductive=experiment.inductive,
         seed=experiment.seed,

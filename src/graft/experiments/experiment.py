@@ -75,6 +75,9 @@ class Experiment:
     features: Annotated[
         Literal["auto", "raw", "row", "l2", "standard"], Doc("raw, row, l2 or standard; auto: standard for tables.")
     ] = "auto"
+    feature_norm: Annotated[
+        float, Ge(0), Doc("Median length of rows of features, by one factor a client; 0: as they come.")
+    ] = 4.0
     scaling: Annotated[
         Literal["local", "federated"], Doc("Means and categories of each client alone, or agreed on by an exchange.")
     ] = "local"
@@ -111,8 +114,8 @@ class Experiment:
         Literal["adam", "sgd", "momentum"],
         Search(choices=("adam", "sgd", "momentum")),
         Doc("adam, sgd, or momentum: SGD that keeps 0.9 of its last step."),
-    ] = "adam"
-    learning_rate: Annotated[float, Gt(0), Search(1e-3, 0.5, log=True), Doc("Step size of the local optimiser.")] = 0.01
+    ] = "momentum"
+    learning_rate: Annotated[float, Gt(0), Search(1e-3, 1.0, log=True), Doc("Step size of the local optimiser.")] = 0.1
     weight_decay: Annotated[float, Ge(0), Search(1e-6, 1e-2, log=True), Doc("L2 penalty of the local optimiser.")] = (
         5e-4
     )
@@ -248,7 +251,10 @@ def fields_of_group(group: str) -> tuple[str, ...]:
 
 DATA_FIELDS = (*fields_of_group("Data"), "seed")  # what the data of clients depend on
 # What data may come with already, as shards do, with the defaults.
-PREPARED = {name: getattr(Experiment, name) for name in fields_of_group("Data") if name not in ("dataset", "graphs")}
+PREPARED = {
+    **{name: getattr(Experiment, name) for name in fields_of_group("Data") if name not in ("dataset", "graphs")},
+    "feature_norm": 0.0,
+}
 
 
 def data_settings(experiment: Experiment) -> str:
@@ -267,6 +273,7 @@ class ExperimentSettings(TypedDict, total=False):
     graphs: list[str]
     inductive: bool
     features: Literal["auto", "raw", "row", "l2", "standard"]
+    feature_norm: float
     scaling: Literal["local", "federated"]
     label_sparsity: float
     label_noise: float

@@ -113,6 +113,7 @@ class FederationFile:
             experiment.inductive,
             experiment.seed,
             self.positive or self.schema.positive,
+            experiment.feature_norm,
         )
 
     @cached_property

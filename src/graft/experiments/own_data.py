@@ -20,7 +20,7 @@ def with_own_graphs(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> M
     if isinstance(dataset, str) and is_sharded(dataset):
         return with_shards(values, dataset, defaults)
     if isinstance(dataset, str) and is_generated(dataset):
-        return own_graph_values(values, values.get("clients", defaults["clients"]))
+        return {"feature_norm": 0.0, **own_graph_values(values, values.get("clients", defaults["clients"]))}
     count = len(graphs) if graphs else count_clients(dataset) if isinstance(dataset, str) else None
     return values if count is None else own_graph_values(values, count) | ({"dataset": ""} if graphs else {})
 

@@ -3,9 +3,8 @@ Intelligence 45, 2023."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
@@ -31,8 +30,6 @@ class DFedAvgM(PeerMethod):
     model, that is the mix of the models; where they did not, their differences stay.
     """
 
-    # SGD's rate, where nobody names another: at Adam's usual 0.01 it does not get going.
-    experiment_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.1}
     reveals: ClassVar = {
         "share/model": replace(MODEL, when="if bits is 0"),
         "share_move/steps": Reveals("quantised update of the peer's model", model=True, when="if bits is not 0"),

@@ -39,9 +39,10 @@ def test_module_gives_the_logits_of_the_model(name, depth, head, weighted):
     result = graft.run("fedavg", models=f"{name}{depth}", head=head, **SETTINGS)
     graph, inputs = unseen_graph(weighted=weighted)
     model = result.client(1)
+    prepared = model.prepare(graph)
     with torch.no_grad():
-        logits = model.module()(*inputs)
-    expected = model.logits(graph)
+        logits = model.module()(torch.from_numpy(prepared.x), *inputs[1:])
+    expected = model.logits(prepared)
     assert torch.allclose(logits, expected, rtol=1e-6, atol=1e-6)
     assert torch.allclose(logits.softmax(1), torch.from_numpy(model.predict(graph).probabilities), atol=1e-6)
     assert expected.std(0).max() > 1e-3  # all alike would be no test

@@ -317,7 +317,7 @@ def test_folder_of_another_tuning_is_refused(tuned):
     settings = {**SMALL, "final_seeds": 2, "trials": 7, "out": out}
     for other, reason in (
         ({"rounds": 5}, "rounds is 4 there and 5 here"),
-        ({"learning_rate": 0.1}, "learning_rate is 0.01 there and 0.1 here"),
+        ({"learning_rate": 0.2}, "learning_rate is 0.1 there and 0.2 here"),
         ({"space": {"mu": "0.1..1"}}, "space of mu is 0.0001..1:log there and 0.1..1 here"),
         ({"seeds": 2}, r"seeds is \[0\] there and \[0, 1\] here"),
         ({"settings": {"mu": 0.5}}, "settings.mu is 0.001 there and 0.5 here"),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from graft.data.preparation import Preparation
+from graft.data.scaling import Scaling
 from graft.federation.method import Method
 from graft.federation.metric_names import METRICS, format_metric
 from graft.federation.reveals import declared
@@ -148,11 +149,12 @@ def input_lines(about: Described) -> Iterator[str]:
 
 
 def feature_words(preparation: Preparation) -> str:
-    scaling = "raw" if preparation.scaling is None else preparation.scaling.features
+    scaling = preparation.scaling or Scaling("raw")
     words = {"raw": "", "row": ", rows scaled to sum 1", "l2": ", rows scaled to length 1"}
-    fitted = ", scaled as preparation.json says" if scaling == "standard" else words.get(scaling, "")
+    fitted = words.get(scaling.features, ", scaled as preparation.json says")
+    factor = "" if scaling.factor == 1 else f", multiplied by {scaling.factor!r}"
     columns = f": {listed(preparation.feature_names)}" if preparation.feature_names else ""
-    return f"{fitted}{columns}"
+    return f"{fitted}{factor}{columns}"
 
 
 def use_lines(about: Described) -> Iterator[str]:

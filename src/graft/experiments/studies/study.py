@@ -29,6 +29,8 @@ Measure = Literal[
     "memory",
 ]
 COSTS: tuple[Measure, ...] = ("milliseconds", "megabytes", "memory")  # no row is the best of a column by them
+# How all studies train where they say nothing else: as when their results were made. Experiments have other defaults.
+COMMON = {"optimizer": "adam", "learning_rate": 0.01, "feature_norm": 0.0}
 ARXIV = {"ogbn-arxiv": {"split": "60/20/20"}}  # the papers' split of the one dataset that is not cut 20/40/40
 
 
@@ -68,7 +70,7 @@ class Study:
     def values(self, row: str, dataset: str, clients: int, seed: int) -> dict[str, Any]:
         """Returns the fields of one experiment."""
         variant = self.rows[row]
-        fields = {**self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
+        fields = {**COMMON, **self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
         fields |= {"method": variant.method, "settings": dict(variant.settings)}
         data = {"graphs": self.files(dataset)} if dataset in self.graphs else {"dataset": dataset, "clients": clients}
         return {**fields, **data, "seed": seed}
@@ -109,7 +111,7 @@ class Portrait:
 
     def values(self, dataset: str, method: str = "fedavg") -> dict[str, Any]:
         """Returns the fields of the experiment whose data are shown, or whose links."""
-        return {**self.experiment, **self.on_dataset.get(dataset, {}), "method": method}
+        return {**COMMON, **self.experiment, **self.on_dataset.get(dataset, {}), "method": method}
 
 
 CENTRALISED = {"centralised": Variant("centralised", changes={"models": "gcn"}, reference=True)}
