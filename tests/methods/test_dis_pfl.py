@@ -216,6 +216,6 @@ def test_authors_train_with_sgd_that_slows_down():
     setup = toy_setup(DisPFL(local="author"))
     fleet = setup.fleet([0]).for_call(3, "train")
     training = setup.method.training(fleet)
-    assert (training.optimizer, training.epochs, training.weight_decay, training.clip) == ("sgd", 5, 5e-4, 10.0)
+    assert (training.optimizer, training.epochs, training.weight_decay, training.clip_norm) == ("sgd", 5, 5e-4, 10.0)
     assert float(training.learning_rate) == pytest.approx(0.1 * 0.998**2)
     assert DisPFL().training(fleet) is fleet.training

@@ -97,7 +97,7 @@ def test_gradients_are_cut_client_by_client_as_pytorch_does():
     start = make_weights()
     most = 1.0
     training = Training(epochs=1, optimizer="sgd", learning_rate=0.1, weight_decay=0.0)
-    cut, _, _ = fit(start, bowl, replace(training, clip=most), None)
+    cut, _, _ = fit(start, bowl, replace(training, clip_norm=most), None)
     whole, _, _ = fit(start, bowl, training, None)
     norms = []
     for client in range(3):

@@ -119,6 +119,7 @@ class Experiment:
     weight_decay: Annotated[float, Ge(0), Search(1e-6, 1e-2, log=True), Doc("L2 penalty of the local optimiser.")] = (
         5e-4
     )
+    clip_norm: Annotated[float, Ge(0), Doc("Greatest norm of a client's gradient in a step; 0: any.")] = 1.0
     optimizer_state: Annotated[
         Literal["persistent", "reset"],
         Search(choices=("persistent", "reset")),
@@ -296,6 +297,7 @@ class ExperimentSettings(TypedDict, total=False):
     optimizer: Literal["adam", "sgd", "momentum"]
     learning_rate: float
     weight_decay: float
+    clip_norm: float
     optimizer_state: Literal["persistent", "reset"]
     seed: int
     weight_by: Literal["nodes", "train", "uniform"]

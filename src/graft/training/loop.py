@@ -120,8 +120,8 @@ class _Model:
     @torch.no_grad()
     def step(self, gradients: Flat, turn: Turn, done: Tensor | None = None) -> None:
         """Takes one step along the gradients, but for clients that are done."""
-        if self._training.clip:
-            gradients = clip_gradients(gradients, self._training.clip, self._owners)
+        if self._training.clip_norm:
+            gradients = clip_gradients(gradients, self._training.clip_norm, self._owners)
         update = self._optimizer.update
         if turn.without_labels is not None:
             update = skip_without_gradient(update, turn.without_labels)

@@ -28,7 +28,7 @@ class Training:
     optimizer_state: Literal["persistent", "reset"] = "persistent"  # kept over rounds, or new in each
     weight_by: Literal["nodes", "train", "uniform"] = "nodes"  # what a client's vote in an average counts
     momentum: float = 0.9  # how much of its last step the optimiser of that name takes again
-    clip: float = 0.0  # the greatest norm that a client's gradient may have; 0 leaves it as it is
+    clip_norm: float = 0.0  # the greatest norm that a client's gradient may have; 0 leaves it as it is
     batches: int = 1  # how many steps an epoch takes, each on another part of the nodes; 1 is full batch
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"  # of labels
     focal_gamma: float = 2.0  # how much the focal loss looks away from nodes that are easy

@@ -30,7 +30,7 @@ Measure = Literal[
 ]
 COSTS: tuple[Measure, ...] = ("milliseconds", "megabytes", "memory")  # no row is the best of a column by them
 # How all studies train where they say nothing else: as when their results were made. Experiments have other defaults.
-COMMON = {"optimizer": "adam", "learning_rate": 0.01, "feature_norm": 0.0}
+COMMON = {"optimizer": "adam", "learning_rate": 0.01, "clip_norm": 0.0, "feature_norm": 0.0}
 ARXIV = {"ogbn-arxiv": {"split": "60/20/20"}}  # the papers' split of the one dataset that is not cut 20/40/40
 
 

@@ -141,7 +141,7 @@ class DisPFL(PeerMethod):
         if self.local == "experiment":
             return fleet.training
         rate: Any = 0.1 * 0.998 ** (fleet.round.double() - 1)  # a scalar on the device works like a number
-        return replace(fleet.training, epochs=5, optimizer="sgd", learning_rate=rate, weight_decay=5e-4, clip=10.0)
+        return replace(fleet.training, epochs=5, optimizer="sgd", learning_rate=rate, weight_decay=5e-4, clip_norm=10.0)
 
     def counts(self, fleet: Fleet) -> dict[str, int]:
         """Returns the number of weights of every matrix that a peer has."""
