@@ -122,11 +122,19 @@ def update_momentum(
     training: Training,
     owners: Owners,  # noqa: ARG001
 ) -> None:
-    """SGD with Polyak's heavy ball (1964), in PyTorch's form."""
-    for path, gradient in gradients.items():
-        velocity = state[f"velocity/{path}"]
-        velocity.mul_(training.momentum).add_(gradient + training.weight_decay * trained[path])
-        trained[path] -= training.learning_rate * velocity
+    """SGD with Polyak's heavy ball (1964), in PyTorch's form and its fused kernel."""
+    torch._fused_sgd_(  # type: ignore[attr-defined]
+        [trained[path] for path in gradients],
+        list(gradients.values()),
+        [state[f"velocity/{path}"] for path in gradients],
+        lr=training.learning_rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
 
 
 OPTIMIZERS = {
@@ -190,8 +198,8 @@ def keeping(leaves: Flat, clients: Tensor, owners: Owners) -> Iterator[None]:
 
 def clip_gradients(gradients: Flat, max_norm: float, owners: Owners) -> Flat:
     """Returns gradients whose norm, client by client and over all weights, is at most `max_norm`."""
-    squares = {path: leaf.reshape(len(leaf), -1).square().sum(1) for path, leaf in gradients.items()}
-    scale = (max_norm / (per_client(squares, owners).sum(0).sqrt() + 1e-6)).clamp(max=1)
+    norms = {path: torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for path, leaf in gradients.items()}
+    scale = (max_norm / (torch.linalg.vector_norm(per_client(norms, owners), dim=0) + 1e-6)).clamp(max=1)
     return {path: leaf * unsqueeze_to(owners.select(path, scale), leaf) for path, leaf in gradients.items()}
 
 
