@@ -17,6 +17,7 @@ from graft.federation.reveals import MODEL, NODES, Reveals
 from graft.fields import Search
 from graft.methods.fedgkc.distillation import (
     VIEWS,
+    best_or_mean,
     neighbourhood_loss,
     no_worse,
     student_outputs,
@@ -26,6 +27,7 @@ from graft.methods.fedgkc.distillation import (
 )
 from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
 from graft.methods.scaffold import add_share, nothing
+from graft.models.architecture import Output
 from graft.tensors.trees import Tree, Weights, add_update, difference, map_tree, squared_distance, trainable
 from graft.training.losses import divergence, log_softmax, mean_prediction
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet, Loss
     from graft.federation.server import Server
-    from graft.models.architecture import Model, Output
+    from graft.models.architecture import Model
     from graft.training.optimizers import Training
 
 TERMS = {  # of the two losses
@@ -98,6 +100,13 @@ class FedGKC(Method):
     copilot_learning_rate: Annotated[float, Gt(0), Search(0.01, 0.5, log=True)] = 0.1
     # Drift correction of the copilot, as in FedDC: its pull towards what it received less its client's drift; 0: none.
     pull: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
+    # Which copilot teaches the local model: that which trains beside it, that which it received, the mean of what both
+    # predict, or at every client whichever of the three is best on its validation nodes.
+    teacher: Annotated[
+        Literal["copilot", "received", "mean", "best"], Search(choices=("copilot", "received", "mean", "best"))
+    ] = "copilot"
+    # Softens predictions where one model teaches the other.
+    temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
     # What predicts: the local model, the copilot after its training, the mean of both, or at every client whichever of
     # these and the copilot as it was received is best on its validation nodes.
     answer: Annotated[Literal["local", "copilot", "mean", "best"], Search(choices=("local", "best"))] = "local"
@@ -190,9 +199,11 @@ class FedGKC(Method):
         zeros = torch.zeros(len(fleet.clients), device=fleet.device)
         sizes = Tree({name: Tree(dict.fromkeys(terms, zeros)) for name, terms in TERMS.items()})
         teacher_outputs = Tree()
+        before = self.before_training(fleet, copilot)
+        local_terms = partial(self.local_terms, before=before, teacher_outputs=teacher_outputs)
         losses: dict[str, Loss] = {
             "copilot": self.pulled(fleet, copilot, partial(sum_of_terms, self.copilot_terms, sizes.copilot)),
-            "model": partial(sum_of_terms, partial(self.local_terms, teacher_outputs=teacher_outputs), sizes.local),
+            "model": partial(sum_of_terms, local_terms, sizes.local),
         }
         trained = self.fit_models(fleet, models, losses)
         fleet.state.model = trained.model
@@ -270,20 +281,38 @@ class FedGKC(Method):
             terms.update(map_tree(lambda term: self.feedback * term, feedback))
         return terms
 
-    def local_terms(self, fleet: Fleet, models: Tree, teacher_outputs: Tree | None = None) -> Tree:
+    def local_terms(
+        self, fleet: Fleet, models: Tree, before: Output | None = None, teacher_outputs: Tree | None = None
+    ) -> Tree:
         """Eq. 5: labels, distillation from the copilot, whose logits are left in `teacher_outputs`, and agreement
-        between two views."""
+        between two views. `before` is what the copilot that was received predicts."""
         output, evaluated = student_outputs(fleet, self.local(models), evaluate=self.mutual and self.gate)
         terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
         if self.mutual:
-            teacher = fleet.predict(models.copilot, fleet.architecture(self.copilot))
-            if teacher_outputs is not None:
-                teacher_outputs.logits = teacher.logits
+            teacher = self.teaching(fleet, models.copilot, before, teacher_outputs)
             student = self.projected(models, output)
             terms.update(self.gated(fleet, teacher, evaluated, self.mutual_terms(fleet, teacher, student)))
         if self.smkd and self.self_distill and self.self_weight:
             terms["self"] = self.self_weight * self.agreement(fleet, self.local(models))
         return terms
+
+    def before_training(self, fleet: Fleet, received: Weights) -> Output | None:
+        """Returns what a received copilot predicts, once for all epochs of a round; None where it does not teach."""
+        if self.teacher == "copilot" or not self.mutual:
+            return None
+        return fleet.predict(received, fleet.architecture(self.copilot))
+
+    def teaching(
+        self, fleet: Fleet, copilot: Weights, before: Output | None, teacher_outputs: Tree | None = None
+    ) -> Output:
+        """Returns what the local model's teacher predicts."""
+        received = before and Output(*map(fleet.at_nodes, before))
+        if received and self.teacher == "received":
+            return received
+        trained = fleet.predict(copilot, fleet.architecture(self.copilot))
+        if teacher_outputs is not None:
+            teacher_outputs.logits = trained.logits
+        return best_or_mean(fleet, trained, received, best=self.teacher == "best") if received else trained
 
     def logits(self, fleet: Fleet) -> Tensor:
         local = super().logits(fleet)
@@ -314,7 +343,7 @@ class FedGKC(Method):
 
     def mutual_terms(self, fleet: Fleet, teacher: Output, student: Output) -> Tree:
         """Distillation from one model to the other; no gradient reaches the teacher."""
-        predictions = divergence(teacher.logits, student.logits, fleet.graph.real)
+        predictions = divergence(teacher.logits, student.logits, fleet.graph.real, self.temperature)
         if not self.smkd:
             return Tree(predictions=(1 - self.alpha) * predictions)
         terms = Tree(predictions=(1 - self.alpha - self.beta) * predictions)
