@@ -146,6 +146,7 @@ def test_nobody_reads_validation_labels_where_training_nodes_are_judged(name):
         ("fml", {"answer": "best"}),
         ("fedgkc", {"gate": True}),
         ("fedgkc", {"gate": False, "teacher": "best"}),
+        ("fedgkc", {"gate": False, "knowledge_from": "validation"}),
         ("dfed_sst", {"search": 4}),
     ],
 )

@@ -125,7 +125,7 @@ def test_knowledge_is_that_of_the_copilot_that_is_sent(schedule):
     start = initial_weights(setup.architecture("gcn"), setup.seed)
     reply = engine.ask(Request("train", 1, [0, 1, 2], start))
     fleet = setup.fleet([0, 1, 2])
-    strength, clarity = method.knowledge(fleet, reply.copilot)
+    strength, clarity, _ = method.knowledge(fleet, reply.copilot)
     assert gap(reply.strength, strength) < 1e-6
     assert gap(reply.clarity, clarity) < 1e-6
 

@@ -123,7 +123,11 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-COPILOTS = {"teacher": ("copilot", "received", "mean"), "answer": ("local", "copilot", "mean")}
+COPILOTS = {
+    "teacher": ("copilot", "received", "mean"),
+    "knowledge_from": ("confidence",),
+    "answer": ("local", "copilot", "mean"),
+}
 # Values with which a method reads no validation label while it trains or predicts; with any other it judges by them.
 BLIND: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "ditto": {"choose": (False,)},

@@ -25,7 +25,8 @@ from graft.methods.fedgkc.distillation import (
     view_loss,
     with_others,
 )
-from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
+from graft.methods.fedgkc.knowledge import Knowledge, aggregation_shares, knowledge_of
+from graft.methods.fedppn import validated
 from graft.methods.scaffold import add_share, nothing
 from graft.models.architecture import Output
 from graft.tensors.trees import Tree, Weights, add_update, difference, map_tree, squared_distance, trainable
@@ -58,7 +59,9 @@ class FedGKC(Method):
         "train/size": NODES,
         "train/strength": Reveals("mean confidence of the copilot over the client's nodes"),
         "train/clarity": Reveals("mean margin of its predictions, less their similarity to those of neighbours"),
-        "train/knowledge": Reveals("knowledge of the copilot: the sum of its strength and clarity"),
+        "train/knowledge": Reveals(
+            "knowledge of the copilot: the sum of its strength and clarity, or its accuracy on validation nodes"
+        ),
         "train/terms": Reveals("terms of the client's last training losses"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/copilot",)
@@ -113,6 +116,10 @@ class FedGKC(Method):
     travels: bool = True  # off: every copilot stays with its client, to see what is left without a federation
     smkd: bool = True  # off: models learn from labels and each other's predictions only, as in FML
     kama: bool = True  # off: copilots are averaged by numbers of nodes alone
+    volume: bool = True  # off: copilots are averaged by their knowledge alone
+    # What knowledge is: confident and clear predictions, or the share of validation nodes that a copilot gets right.
+    knowledge_from: Literal["confidence", "validation"] = "confidence"
+    sharpness: Annotated[float, Gt(0)] = 1.0  # power of knowledge before clients' shares in it are taken; 1: paper
     self_distill: bool = True  # off: no distillation between views
     mutual: bool = True  # off: the two models do not teach each other
     strength: bool = True  # off: confidence does not count as knowledge
@@ -165,7 +172,7 @@ class FedGKC(Method):
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.copilot if self.travels else None)
-        shares = aggregation_shares(replies.size, replies.knowledge)
+        shares = aggregation_shares(self, replies.size, replies.knowledge)
         weight = shares.final if self.kama else shares.volume
         if self.travels:
             share = len(replies) / server.clients
@@ -213,13 +220,13 @@ class FedGKC(Method):
         # Where the local model steps last, the copilot taught as it is now; but in batches not on all nodes.
         taught_last = self.schedule in ("copilot_first", "block") and fleet.training.batches == 1
         logits = teacher_outputs.get("logits") if taught_last else None
-        strength, clarity = self.knowledge(fleet, trained.copilot, logits)
+        strength, clarity, knowledge = self.knowledge(fleet, trained.copilot, logits)
         return Tree(
             **({"copilot": trained.copilot} if self.travels else {}),
             size=fleet.labelled_only(fleet.size),
             strength=strength,
             clarity=clarity,
-            knowledge=fleet.labelled_only(strength + clarity),
+            knowledge=fleet.labelled_only(knowledge),
             terms=sizes,
         )
 
@@ -368,30 +375,10 @@ class FedGKC(Method):
         weak, strong = teach(weights, graph=weak_view), fleet.forward(weights, graph=strong_view)
         return view_loss(fleet.graph, weak, strong, self.mse_reduction)
 
-    def knowledge(self, fleet: Fleet, copilot: Weights, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Eqs. 7 and 8: the copilot's strength and clarity, one number a client; from its logits, if given."""
+    def knowledge(self, fleet: Fleet, copilot: Weights, logits: Tensor | None = None) -> Knowledge:
+        """Returns what a copilot knows; from its logits, if given."""
         if logits is None:
             logits = fleet.predict(copilot, fleet.architecture(self.copilot)).logits
-        return knowledge_of(self, fleet.graph, log_softmax(logits).exp())
-
-
-@dataclass(frozen=True)
-class FedGKCPaper(FedGKC):
-    """FedGKC as published: both models always teach each other, by neighbourhoods and predictions, and two views."""
-
-    alpha: float = 0.6
-    beta: float = 0.2
-    feedback: Annotated[float, Search()] = 1.0
-    gate: bool = False
-    self_weight: Annotated[float, Search()] = 1.0
-
-
-@dataclass(frozen=True)
-class FedGKCAlone(FedGKC):
-    """FedGKC's two models at every client without a copilot that travels: what FedGKC has more is what others gave."""
-
-    reveals: ClassVar = {"train/copilot": None}
-    averages: ClassVar[tuple[str, ...]] = ()
-    averaged: ClassVar[str | None] = None
-
-    travels: bool = False
+        strength, clarity = knowledge_of(self, fleet.graph, log_softmax(logits).exp())
+        by_labels = self.knowledge_from == "validation"
+        return Knowledge(strength, clarity, validated(fleet, logits) if by_labels else strength + clarity)
