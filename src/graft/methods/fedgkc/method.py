@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from graft.models.architecture import Model
     from graft.training.optimizers import Training
 
+Schedule = Literal["copilot_first", "local_first", "simultaneous", "block"]
 TERMS = {  # of the two losses
     "copilot": ("labels", "predictions", "neighbourhood"),
     "local": ("labels", "predictions", "neighbourhood", "self"),
@@ -82,10 +83,7 @@ class FedGKC(Method):
     views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
     # In every epoch the copilot takes its step first and then teaches, or the local model does, or both step at once;
     # or the copilot trains for all its epochs before the local model does.
-    schedule: Annotated[
-        Literal["copilot_first", "local_first", "simultaneous", "block"],
-        Search(choices=("copilot_first", "local_first", "simultaneous")),
-    ] = "copilot_first"
+    schedule: Annotated[Schedule, Search(choices=("copilot_first", "local_first", "simultaneous"))] = "copilot_first"
     # Epochs of the copilot in a round if schedule is block; 0: as many as of the local model.
     copilot_epochs: Annotated[int, Ge(0)] = 0
     detach_weak: bool = True  # whether the weak view teaches the strong one without being taught by it
