@@ -306,11 +306,14 @@ class Fleet:
     def best_validated(self, logits: Sequence[Tensor]) -> Tensor:
         """Returns, for each client, those of several logits that are right most often on its validation nodes, of equal
         ones the first."""
+        return pick_by_client(self.best_place(logits), logits)
+
+    def best_place(self, logits: Sequence[Tensor]) -> Tensor:
+        """Returns which of several logits are right most often on each client's validation nodes, of equal ones the
+        first, int64 [clients]."""
         last = len(logits) - 1
         ranks = [self.count_validated(given) * len(logits) + last - place for place, given in enumerate(logits)]
-        chosen = torch.stack(ranks).max(0).indices.view(1, -1, 1, 1)
-        candidates = torch.stack(list(logits))
-        return candidates.gather(0, chosen.expand(1, *candidates.shape[1:])).squeeze(0)
+        return torch.stack(ranks).max(0).indices
 
     def totals(self) -> Tensor:
         """Returns the number of nodes in the three masks: [clients, pooled, 3]."""
@@ -340,6 +343,12 @@ class Fleet:
             cut_batches=cached_call(lambda: [batch.select(chosen) for batch in self.cut_batches()]),
             caches=[self.caches[position] for position in chosen],
         )
+
+
+def pick_by_client(chosen: Tensor, candidates: Sequence[Tensor]) -> Tensor:
+    """Returns each client's part of one of several tensors [clients, nodes, ...]: of that which `chosen` says."""
+    stacked = torch.stack(list(candidates))
+    return stacked.gather(0, chosen.view(1, -1, 1, 1).expand(1, *stacked.shape[1:])).squeeze(0)
 
 
 def cached_call(make: Callable[[], list[FleetData]]) -> Callable[[], list[FleetData]]:

@@ -132,13 +132,23 @@ def test_what_is_said_to_be_blind_is(name):
 @pytest.mark.parametrize("name", [name for name in BLIND if name in METHODS])
 def test_nobody_reads_validation_labels_where_training_nodes_are_judged(name):
     fields = vars(make_method(name, {}))
-    judging = {field: value for field, value in {"choose": True, "answer": "best"}.items() if field in fields}
+    judging = {
+        field: value
+        for field, value in {"choose": True, "answer": "best", "teacher": "best"}.items()
+        if field in fields
+    }
     assert not reads_validation(name, judging, judge_on="training")
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("fml", {"answer": "best"}), ("fedgkc", {"gate": True}), ("dfed_sst", {"search": 4})],
+    [
+        ("fml", {"answer": "best"}),
+        ("fedgkc", {"gate": True}),
+        ("fedgkc", {"gate": False, "teacher": "best"}),
+        ("fedgkc", {"gate": False, "knowledge_from": "validation"}),
+        ("dfed_sst", {"search": 4}),
+    ],
 )
 def test_what_judges_does_change_with_validation_labels(name, settings):
     assert reads_validation(name, settings)

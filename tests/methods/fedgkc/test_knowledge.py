@@ -1,5 +1,6 @@
 """Knowledge-aware aggregation (KAMA), worked out by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.methods.fedgkc.cases import (
     SECOND,
     SWITCHES,
     by_hand,
+    fleet_of,
     hand_graph,
     hand_setup,
     record_of,
@@ -143,6 +145,62 @@ def test_knowledge_below_zero_counts_as_none(knowledge, weights, negative):
     assert record["fell_back"] == (sum(max(one, 0) for one in knowledge) < 1e-8)
 
 
+# What the paper does not have: sharper shares, knowledge alone, and knowledge by held-out labels.
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ({}, (0.45, 0.4, 0.15)),  # volume 0.5, 0.3, 0.2 and knowledge 0.4, 0.5, 0.1
+        ({"volume": False}, (0.4, 0.5, 0.1)),
+        ({"sharpness": 2.0}, (0.25 + 8 / 42, 0.15 + 12.5 / 42, 0.1 + 0.5 / 42)),  # squares: 16, 25 and 1 of 42
+        ({"sharpness": 2.0, "volume": False}, (16 / 42, 25 / 42, 1 / 42)),
+        ({"sharpness": 300.0, "volume": False}, (0, 1, 0)),
+        ({"kama": False, "sharpness": 2.0, "volume": False}, (0.5, 0.3, 0.2)),
+    ],
+)
+def test_shares_in_knowledge_are_sharpened_and_may_count_alone(settings, weights):
+    record = averaged([50, 30, 20], [0.8, 1.0, 0.2], **settings).take_records()
+    assert record["weight"].tolist() == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("settings", [{"volume": False}, {"sharpness": 5.0}, {"sharpness": 0.5}], ids=str)
+def test_where_nobody_knows_anything_volume_counts_alone_however_sharp(settings):
+    record = averaged([50, 30, 20], [-0.1, 0.0, 0.0], **settings).take_records()
+    assert record["weight"].tolist() == pytest.approx([0.5, 0.3, 0.2])
+    without_labels = averaged([50, 30, 0], [0.5, 0.1, 0.0], **settings).take_records()
+    assert without_labels["weight"][2] == 0
+
+
+@pytest.mark.parametrize("judged", [None, "other nodes"])
+def test_knowledge_by_labels_is_the_share_of_judged_nodes_that_the_copilot_gets_right(judged):
+    method = FedGKCPaper(knowledge_from="validation")
+    fleet, models = fleet_of(method, "sage")
+    copilot = models.copilot
+    if judged:
+        data = replace(fleet.data, labels=replace(fleet.labels, judged=fleet.labels.masks[:, 2]))
+        fleet = replace(fleet, data=data)
+    assert (fleet.labels.judged == fleet.labels.masks[:, 1]).all() == (judged is None)
+    right = fleet.predict(copilot, fleet.architecture("gcn")).logits.argmax(2) == fleet.labels.classes
+    shares = [float(own[nodes].float().mean()) for own, nodes in zip(right, fleet.labels.judged, strict=True)]
+    known = method.knowledge(fleet, copilot)
+    assert known.total.tolist() == pytest.approx(shares)
+    assert len(set(shares)) > 1
+    by_confidence = FedGKCPaper().knowledge(fleet, copilot)
+    assert torch.equal(by_confidence.strength, known.strength)
+    assert torch.equal(by_confidence.total, known.strength + known.clarity)
+
+
+def test_a_client_without_nodes_to_judge_by_has_no_knowledge_but_its_volume():
+    graphs = toy_graphs()
+    graphs[1] = replace(graphs[1], validation=graphs[1].validation & False)
+    method = FedGKCPaper(knowledge_from="validation", sharpness=3.0)
+    record = record_of(run_rounds(toy_setup(method, graphs=graphs), rounds=2))
+    assert record["knowledge"][1] == 0
+    assert record["weight"][1] == pytest.approx(record["volume_weight"][1] / 2)
+    assert sum(record["weight"]) == pytest.approx(1)
+
+
 @by_hand
 def test_uniform_predictions_of_seven_classes_fall_back_to_volume_weights():
     uniform = [(1 / 7,) * 7] * 4
@@ -193,7 +251,7 @@ def test_knowledge_is_that_of_the_trained_copilot_without_dropout():
     knowledge = torch.tensor(record_of(run_rounds(setup, rounds=1, engine=engine))["knowledge"])
     fleet = engine.fleets[0]
     start = fleet.initial(fleet.architecture("gcn"))
-    trained, before = (sum(FedGKCPaper().knowledge(fleet, copilot)) for copilot in (replies[0].copilot, start))
+    trained, before = (FedGKCPaper().knowledge(fleet, copilot).total for copilot in (replies[0].copilot, start))
     torch.testing.assert_close(knowledge, trained)
     assert (knowledge - before).abs().min() > 1e-4
 

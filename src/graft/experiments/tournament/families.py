@@ -123,14 +123,19 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+COPILOTS = {
+    "teacher": ("copilot", "received", "mean"),
+    "knowledge_from": ("confidence",),
+    "answer": ("local", "copilot", "mean"),
+}
 # Values with which a method reads no validation label while it trains or predicts; with any other it judges by them.
 BLIND: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "ditto": {"choose": (False,)},
     "dfed_sst": {"search": (0,)},
     "dfed_sst_paper": {"search": (0,)},
-    "fedgkc": {"gate": (False,), "answer": ("local", "copilot", "mean")},
-    "fedgkc_alone": {"gate": (False,), "answer": ("local", "copilot", "mean")},
-    "fedgkc_paper": {"gate": (False,), "answer": ("local", "copilot", "mean")},
+    "fedgkc": {"gate": (False,), **COPILOTS},
+    "fedgkc_alone": {"gate": (False,), **COPILOTS},
+    "fedgkc_paper": {"gate": (False,), **COPILOTS},
     "fedkd": {"answer": ("mentor",)},
     "fml": {"answer": ("local",)},
     "trust": {"calibrate": ("train",)},

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from graft.federation.fleet import pick_by_client
+from graft.models.architecture import Output
 from graft.tensors.trees import Tree, Weights, map_tree
-from graft.training.losses import log_softmax, mean_over
+from graft.training.losses import log_softmax, mean_over, mean_prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from graft.federation.fleet import Fleet
     from graft.graphs.fleet_graph import FleetGraph
-    from graft.models.architecture import Model, Output
+    from graft.models.architecture import Model
 
 VIEWS = {  # preset: (edges, features) dropped in the weak view, (edges, features) dropped in the strong one
     "graft": ((0.2, 0.2), (0.5, 0.4)),
@@ -66,6 +68,18 @@ def no_worse(fleet: Fleet, teacher: Output, student: Output) -> Tensor:
     """1 for a client whose validation nodes the teacher gets right at least as often as the student, else 0."""
     by_teacher, by_student = (fleet.count_validated(output.logits) for output in (teacher, student))
     return (by_teacher >= by_student).float()
+
+
+def best_or_mean(fleet: Fleet, trained: Output, received: Output, *, best: bool) -> Output:
+    """Returns the mean of what two copilots predict or, at every client, the best of both and their mean on its
+    validation nodes; of equal ones the mean."""
+    embedding = (trained.embedding + received.embedding) / 2
+    mean = Output(embedding, mean_prediction(trained.logits, received.logits))
+    if not best:
+        return mean
+    teachers = mean, trained, received
+    chosen = fleet.best_place([teacher.logits for teacher in teachers])
+    return Output(*(pick_by_client(chosen, values) for values in zip(*teachers, strict=True)))
 
 
 def with_others(loss: Callable[[Tree, Fleet], Tensor], others: Weights, models: Tree, fleet: Fleet) -> Tensor:

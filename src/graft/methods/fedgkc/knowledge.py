@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from graft.methods.fedgkc.method import FedGKC
 
 
+class Knowledge(NamedTuple):
+    """What a copilot knows, [clients]."""
+
+    strength: Tensor
+    clarity: Tensor
+    total: Tensor  # by which it is weighed
+
+
 class Shares(NamedTuple):
     """The shares of clients in the mean, [clients]."""
 
@@ -37,10 +45,12 @@ def knowledge_of(method: FedGKC, graph: FleetGraph, probabilities: Tensor) -> tu
     return mean_over(method.strength * confidence, graph.real), mean_over(clarity, graph.real)
 
 
-def aggregation_shares(sizes: Tensor, knowledge: Tensor) -> Shares:
-    """Returns shares halfway between a client's volume and its share in the knowledge of all."""
+def aggregation_shares(method: FedGKC, sizes: Tensor, knowledge: Tensor) -> Shares:
+    """Returns shares halfway between a client's volume and its share in the knowledge of all, or the latter alone."""
     volume = vote_shares(sizes)
     positive = knowledge.double().clamp(min=0)  # Eq. 8 goes negative for a near-uniform copilot
     usable = positive.sum() > 1e-8
+    if method.sharpness != 1:
+        positive = (positive / positive.max().clamp(min=1e-8)) ** method.sharpness
     by_knowledge = torch.where(usable, positive / positive.sum().clamp(min=1e-8), volume)
-    return Shares(volume, (volume + by_knowledge) / 2, ~usable)
+    return Shares(volume, (volume + by_knowledge) / 2 if method.volume else by_knowledge, ~usable)

@@ -17,6 +17,7 @@ from graft.federation.reveals import MODEL, NODES, Reveals
 from graft.fields import Search
 from graft.methods.fedgkc.distillation import (
     VIEWS,
+    best_or_mean,
     neighbourhood_loss,
     no_worse,
     student_outputs,
@@ -24,8 +25,10 @@ from graft.methods.fedgkc.distillation import (
     view_loss,
     with_others,
 )
-from graft.methods.fedgkc.knowledge import aggregation_shares, knowledge_of
+from graft.methods.fedgkc.knowledge import Knowledge, aggregation_shares, knowledge_of
+from graft.methods.fedppn import validated
 from graft.methods.scaffold import add_share, nothing
+from graft.models.architecture import Output
 from graft.tensors.trees import Tree, Weights, add_update, difference, map_tree, squared_distance, trainable
 from graft.training.losses import divergence, log_softmax, mean_prediction
 
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet, Loss
     from graft.federation.server import Server
-    from graft.models.architecture import Model, Output
+    from graft.models.architecture import Model
     from graft.training.optimizers import Training
 
+Schedule = Literal["copilot_first", "local_first", "simultaneous", "block"]
 TERMS = {  # of the two losses
     "copilot": ("labels", "predictions", "neighbourhood"),
     "local": ("labels", "predictions", "neighbourhood", "self"),
@@ -56,7 +60,9 @@ class FedGKC(Method):
         "train/size": NODES,
         "train/strength": Reveals("mean confidence of the copilot over the client's nodes"),
         "train/clarity": Reveals("mean margin of its predictions, less their similarity to those of neighbours"),
-        "train/knowledge": Reveals("knowledge of the copilot: the sum of its strength and clarity"),
+        "train/knowledge": Reveals(
+            "knowledge of the copilot: the sum of its strength and clarity, or its accuracy on validation nodes"
+        ),
         "train/terms": Reveals("terms of the client's last training losses"),
     }
     averages: ClassVar[tuple[str, ...]] = ("train/copilot",)
@@ -77,10 +83,7 @@ class FedGKC(Method):
     views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
     # In every epoch the copilot takes its step first and then teaches, or the local model does, or both step at once;
     # or the copilot trains for all its epochs before the local model does.
-    schedule: Annotated[
-        Literal["copilot_first", "local_first", "simultaneous", "block"],
-        Search(choices=("copilot_first", "local_first", "simultaneous")),
-    ] = "copilot_first"
+    schedule: Annotated[Schedule, Search(choices=("copilot_first", "local_first", "simultaneous"))] = "copilot_first"
     # Epochs of the copilot in a round if schedule is block; 0: as many as of the local model.
     copilot_epochs: Annotated[int, Ge(0)] = 0
     detach_weak: bool = True  # whether the weak view teaches the strong one without being taught by it
@@ -98,12 +101,23 @@ class FedGKC(Method):
     copilot_learning_rate: Annotated[float, Gt(0), Search(0.01, 0.5, log=True)] = 0.1
     # Drift correction of the copilot, as in FedDC: its pull towards what it received less its client's drift; 0: none.
     pull: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
+    # Which copilot teaches the local model: that which trains beside it, that which it received, the mean of what both
+    # predict, or at every client whichever of the three is best on its validation nodes.
+    teacher: Annotated[
+        Literal["copilot", "received", "mean", "best"], Search(choices=("copilot", "received", "mean", "best"))
+    ] = "copilot"
+    # Softens predictions where one model teaches the other.
+    temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
     # What predicts: the local model, the copilot after its training, the mean of both, or at every client whichever of
     # these and the copilot as it was received is best on its validation nodes.
     answer: Annotated[Literal["local", "copilot", "mean", "best"], Search(choices=("local", "best"))] = "local"
     travels: bool = True  # off: every copilot stays with its client, to see what is left without a federation
     smkd: bool = True  # off: models learn from labels and each other's predictions only, as in FML
     kama: bool = True  # off: copilots are averaged by numbers of nodes alone
+    volume: bool = True  # off: copilots are averaged by their knowledge alone
+    # What knowledge is: confident and clear predictions, or the share of validation nodes that a copilot gets right.
+    knowledge_from: Literal["confidence", "validation"] = "confidence"
+    sharpness: Annotated[float, Gt(0)] = 1.0  # power of knowledge before clients' shares in it are taken; 1: paper
     self_distill: bool = True  # off: no distillation between views
     mutual: bool = True  # off: the two models do not teach each other
     strength: bool = True  # off: confidence does not count as knowledge
@@ -156,7 +170,7 @@ class FedGKC(Method):
 
     def round(self, server: Server, clients: Clients) -> None:
         replies = clients.ask(self.train, server.state.copilot if self.travels else None)
-        shares = aggregation_shares(replies.size, replies.knowledge)
+        shares = aggregation_shares(self, replies.size, replies.knowledge)
         weight = shares.final if self.kama else shares.volume
         if self.travels:
             share = len(replies) / server.clients
@@ -190,9 +204,11 @@ class FedGKC(Method):
         zeros = torch.zeros(len(fleet.clients), device=fleet.device)
         sizes = Tree({name: Tree(dict.fromkeys(terms, zeros)) for name, terms in TERMS.items()})
         teacher_outputs = Tree()
+        before = self.before_training(fleet, copilot)
+        local_terms = partial(self.local_terms, before=before, teacher_outputs=teacher_outputs)
         losses: dict[str, Loss] = {
             "copilot": self.pulled(fleet, copilot, partial(sum_of_terms, self.copilot_terms, sizes.copilot)),
-            "model": partial(sum_of_terms, partial(self.local_terms, teacher_outputs=teacher_outputs), sizes.local),
+            "model": partial(sum_of_terms, local_terms, sizes.local),
         }
         trained = self.fit_models(fleet, models, losses)
         fleet.state.model = trained.model
@@ -202,13 +218,13 @@ class FedGKC(Method):
         # Where the local model steps last, the copilot taught as it is now; but in batches not on all nodes.
         taught_last = self.schedule in ("copilot_first", "block") and fleet.training.batches == 1
         logits = teacher_outputs.get("logits") if taught_last else None
-        strength, clarity = self.knowledge(fleet, trained.copilot, logits)
+        strength, clarity, knowledge = self.knowledge(fleet, trained.copilot, logits)
         return Tree(
             **({"copilot": trained.copilot} if self.travels else {}),
             size=fleet.labelled_only(fleet.size),
             strength=strength,
             clarity=clarity,
-            knowledge=fleet.labelled_only(strength + clarity),
+            knowledge=fleet.labelled_only(knowledge),
             terms=sizes,
         )
 
@@ -270,20 +286,38 @@ class FedGKC(Method):
             terms.update(map_tree(lambda term: self.feedback * term, feedback))
         return terms
 
-    def local_terms(self, fleet: Fleet, models: Tree, teacher_outputs: Tree | None = None) -> Tree:
+    def local_terms(
+        self, fleet: Fleet, models: Tree, before: Output | None = None, teacher_outputs: Tree | None = None
+    ) -> Tree:
         """Eq. 5: labels, distillation from the copilot, whose logits are left in `teacher_outputs`, and agreement
-        between two views."""
+        between two views. `before` is what the copilot that was received predicts."""
         output, evaluated = student_outputs(fleet, self.local(models), evaluate=self.mutual and self.gate)
         terms = Tree(labels=self.alpha * fleet.cross_entropy(output.logits))
         if self.mutual:
-            teacher = fleet.predict(models.copilot, fleet.architecture(self.copilot))
-            if teacher_outputs is not None:
-                teacher_outputs.logits = teacher.logits
+            teacher = self.teaching(fleet, models.copilot, before, teacher_outputs)
             student = self.projected(models, output)
             terms.update(self.gated(fleet, teacher, evaluated, self.mutual_terms(fleet, teacher, student)))
         if self.smkd and self.self_distill and self.self_weight:
             terms["self"] = self.self_weight * self.agreement(fleet, self.local(models))
         return terms
+
+    def before_training(self, fleet: Fleet, received: Weights) -> Output | None:
+        """Returns what a received copilot predicts, once for all epochs of a round; None where it does not teach."""
+        if self.teacher == "copilot" or not self.mutual:
+            return None
+        return fleet.predict(received, fleet.architecture(self.copilot))
+
+    def teaching(
+        self, fleet: Fleet, copilot: Weights, before: Output | None, teacher_outputs: Tree | None = None
+    ) -> Output:
+        """Returns what the local model's teacher predicts."""
+        received = before and Output(*map(fleet.at_nodes, before))
+        if received and self.teacher == "received":
+            return received
+        trained = fleet.predict(copilot, fleet.architecture(self.copilot))
+        if teacher_outputs is not None:
+            teacher_outputs.logits = trained.logits
+        return best_or_mean(fleet, trained, received, best=self.teacher == "best") if received else trained
 
     def logits(self, fleet: Fleet) -> Tensor:
         local = super().logits(fleet)
@@ -314,7 +348,7 @@ class FedGKC(Method):
 
     def mutual_terms(self, fleet: Fleet, teacher: Output, student: Output) -> Tree:
         """Distillation from one model to the other; no gradient reaches the teacher."""
-        predictions = divergence(teacher.logits, student.logits, fleet.graph.real)
+        predictions = divergence(teacher.logits, student.logits, fleet.graph.real, self.temperature)
         if not self.smkd:
             return Tree(predictions=(1 - self.alpha) * predictions)
         terms = Tree(predictions=(1 - self.alpha - self.beta) * predictions)
@@ -339,30 +373,10 @@ class FedGKC(Method):
         weak, strong = teach(weights, graph=weak_view), fleet.forward(weights, graph=strong_view)
         return view_loss(fleet.graph, weak, strong, self.mse_reduction)
 
-    def knowledge(self, fleet: Fleet, copilot: Weights, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Eqs. 7 and 8: the copilot's strength and clarity, one number a client; from its logits, if given."""
+    def knowledge(self, fleet: Fleet, copilot: Weights, logits: Tensor | None = None) -> Knowledge:
+        """Returns what a copilot knows; from its logits, if given."""
         if logits is None:
             logits = fleet.predict(copilot, fleet.architecture(self.copilot)).logits
-        return knowledge_of(self, fleet.graph, log_softmax(logits).exp())
-
-
-@dataclass(frozen=True)
-class FedGKCPaper(FedGKC):
-    """FedGKC as published: both models always teach each other, by neighbourhoods and predictions, and two views."""
-
-    alpha: float = 0.6
-    beta: float = 0.2
-    feedback: Annotated[float, Search()] = 1.0
-    gate: bool = False
-    self_weight: Annotated[float, Search()] = 1.0
-
-
-@dataclass(frozen=True)
-class FedGKCAlone(FedGKC):
-    """FedGKC's two models at every client without a copilot that travels: what FedGKC has more is what others gave."""
-
-    reveals: ClassVar = {"train/copilot": None}
-    averages: ClassVar[tuple[str, ...]] = ()
-    averaged: ClassVar[str | None] = None
-
-    travels: bool = False
+        strength, clarity = knowledge_of(self, fleet.graph, log_softmax(logits).exp())
+        by_labels = self.knowledge_from == "validation"
+        return Knowledge(strength, clarity, validated(fleet, logits) if by_labels else strength + clarity)
