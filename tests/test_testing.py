@@ -18,7 +18,7 @@ from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedomd import FedOMD
 from graft.tensors.trees import Tree, map_tree, unsqueeze_to
-from graft.testing import ContractError, averages, capture, check_method, claims, contract, leaks, logged, wire
+from graft.testing import ContractError, averages, capture, check_method, claims, contract, labels, leaks, logged, wire
 from graft.testing.raw_data import find_raw_data
 from graft.testing.toy import toy_graph
 
@@ -210,6 +210,45 @@ class DoesNotSayWhatItLogs(FedGKC):
         server.state.copilot = map_tree(lambda leaf: 0.5 * leaf, server.state.copilot)
 
 
+class JudgesInSecret(FedAvg):
+    @step
+    def train(self, fleet, model):
+        reply = super().train(fleet, model)
+        right = fleet.count_validated(fleet.predict(fleet.state.model).logits)
+        fleet.state.model = map_tree(lambda leaf: leaf * (1 + unsqueeze_to(right, leaf)), fleet.state.model)
+        return reply
+
+
+class AnswersByValidationLabels(FedAvg):
+    def logits(self, fleet):
+        own = super().logits(fleet)
+        return fleet.best_validated([-own, own])
+
+
+class JudgesByValidationNodesAlways(FedGKC):
+    @step
+    def train(self, fleet, copilot):
+        reply = super().train(fleet, copilot)
+        counts = (fleet.labels.masks[:, 1] * fleet.labels.classes).sum(1)
+        fleet.state.copilot = map_tree(lambda leaf: leaf * (1 + unsqueeze_to(counts, leaf)), fleet.state.copilot)
+        return reply
+
+
+class SaysThatAnotherSettingJudges(FedGKC):
+    judges_unless: ClassVar = {"gates": (False,)}
+
+
+class LearnsFromTestNodes(FedAvg):
+    def loss(self, fleet, weights, received):
+        tested = fleet.labels.masks[:, 2] * fleet.labels.classes
+        return super().loss(fleet, weights, received) * (1 + tested.sum(1))
+
+
+class PredictsByTestLabels(FedAvg):
+    def logits(self, fleet):
+        return super().logits(fleet) + functional.one_hot(fleet.labels.classes, 3)
+
+
 class AddsStateLate(FedAvg):
     def round(self, server, clients):
         super().round(server, clients)
@@ -334,6 +373,16 @@ BROKEN = [
     (logged.logged_fields_are_only_put_on_record, LogsWhatIsNotSent, "train/confidence is declared in `logged`, but"),
     (logged.logged_fields_are_only_put_on_record, LogsAPartOfAField, "train/terms/local is declared in `logged`, but"),
     (logged.logged_fields_are_only_put_on_record, LogsItsModel, "train/model is declared .* and in `averages` too"),
+    (labels.labels_of_validation_nodes_are_read_as_declared, JudgesInSecret, "the labels of validation nodes$"),
+    (labels.labels_of_validation_nodes_are_read_as_declared, AnswersByValidationLabels, "what client . predicts changes"),
+    (
+        labels.labels_of_validation_nodes_are_read_as_declared,
+        JudgesByValidationNodesAlways,
+        "validation nodes with gate = False, answer = 'local', as `judges_unless`",
+    ),
+    (labels.labels_of_validation_nodes_are_read_as_declared, SaysThatAnotherSettingJudges, "gates is declared in"),
+    (labels.labels_of_test_nodes_change_nothing, LearnsFromTestNodes, "the server keeps changes with the labels of"),
+    (labels.labels_of_test_nodes_change_nothing, PredictsByTestLabels, "what client . predicts changes with the labels of"),
     (contract.resumed_equals_unbroken, RemembersOutsideItsState, "the server differs after a resume"),
     (contract.clients_that_are_not_asked_keep_their_state, AsksEverybody, r"\[0, 1, 2, 3\] were changed"),
     (contract.messages_are_trees, SendsAnObject, "holds a FleetGraph at 'graph'"),

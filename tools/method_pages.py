@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graft.federation.method import Method
+from graft.federation.method import Method, judging_settings
 from graft.federation.peers import PeerMethod
 from graft.federation.plug import takes_plugs
 from graft.federation.reveals import Reveals, declared
@@ -134,7 +134,19 @@ def settings_region(name: str, table: Registry[Any] = METHODS) -> str:
         return f"{table_of(rows)}\n\nAll others are those of [`{main}`]({main}.md#settings)."
     if not fields:
         return "It has none of its own; those of the experiment are in [running.md](../running.md)."
-    return table_of([setting_row(field) for field in fields.values()])
+    return table_of([setting_row(field) for field in fields.values()]) + judging_note(table[name])
+
+
+def judging_note(kind: type[Method]) -> str:
+    """Returns with which settings a method reads labels of validation nodes; nothing where it never does."""
+    blind = {name: " or ".join(f"`{value}`" for value in values) for name, values in judging_settings(kind).items()}
+    if not blind:
+        return ""
+    conditions = " and ".join(f"`{name}` is {values}" for name, values in blind.items())
+    return (
+        f"\n\nIt reads labels of validation nodes, to judge models by them, unless {conditions}, or the experiment's "
+        "`judge_on` is `training`."
+    )
 
 
 def setting_row(field: FieldDoc) -> dict[str, str]:

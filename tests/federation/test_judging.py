@@ -1,6 +1,7 @@
 """Steps judge models by validation nodes, or by training nodes that no client trains on."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from graft.data.splits import HELD_OUT, hold_out
 from graft.errors import InputError
 from graft.experiments.build import build_federation, build_setup
 from graft.experiments.experiment import make_experiment
+from graft.experiments.given import Given
 from graft.experiments.make_method import make_method
+from graft.experiments.run import run_experiment
+from graft.federation.method import judging_settings
+from graft.methods import METHODS
+from graft.testing.labels import judging_method, with_wrong_labels
 
 DATA = {"dataset": "synthetic:nodes=120,degree=6,classes=3,features=8", "clients": 3, "width": 8, "rounds": 2}
 
@@ -82,3 +88,58 @@ def test_graphs_in_which_nobody_knows_the_nodes_are_refused():
         with pytest.raises(InputError, match="judge_on is training"):
             graft.run("fedgkc", **DATA, judge_on="training", **values)
     graft.run("fedgkc", **DATA, judge_on="training", label_sparsity=0.2, evaluate_on="perturbed")
+
+
+# What methods declare. That nothing else reads validation labels is a claim of the contract; here is the other direction.
+
+
+@cache
+def federation():
+    return build_federation(make_experiment({**DATA, "method": "fedavg"}))
+
+
+def learned(method, *, wrong=False, **more):
+    """The losses of all rounds and what was predicted on test nodes, perhaps with wrong labels at validation nodes."""
+    data = federation()
+    if wrong:
+        parts = [with_wrong_labels(graph, "validation") for graph in data.clients]
+        data = replace(data, graph=with_wrong_labels(data.graph, "validation"), clients=parts)
+    name = METHODS.label_of(type(method))
+    experiment = make_experiment({**DATA, "rounds": 4, "method": name, "settings": vars(method), **more})
+    rounds = run_experiment(experiment, given=Given(federation=data)).rounds
+    return [(row["loss"], row["per_client"]["test"]) for row in rounds]
+
+
+CASES = [(name, setting) for name in sorted(METHODS) for setting in judging_settings(METHODS[name])]
+# With which the choice among models matters within a few rounds among three clients.
+OTHERS = {"pens": {"chosen": 1, "first_phase": 1.0}, "dfed_sst_paper": {"search": 4}}
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_every_declared_setting_does_read_validation_labels(name, setting):
+    kind = METHODS[name]
+    blind = {field: values[0] for field, values in judging_settings(kind).items() if field != setting}
+    judging = judging_method(kind(**blind, **OTHERS.get(name, {})), [setting])
+    assert getattr(judging, setting) not in judging_settings(kind)[setting]
+    assert learned(judging, wrong=True) != learned(judging)
+
+
+@pytest.mark.parametrize(("name", "setting"), [case for case in CASES if case[0] in ("fedgkc", "pens", "ditto")])
+def test_where_models_are_judged_by_training_nodes_these_are_read_instead(name, setting):
+    judging = judging_method(METHODS[name](**OTHERS.get(name, {})), [setting])
+    assert learned(judging, wrong=True, judge_on="training") == learned(judging, judge_on="training")
+
+
+def test_declared_settings_are_fields_of_the_method():
+    assert {"fedgkc", "ditto", "dfed_sst", "pens", "trust"} <= {name for name, _ in CASES}
+    for name, setting in CASES:
+        assert setting in {field.name for field in fields(METHODS[name])}, (name, setting)
+
+
+def test_declarations_of_base_classes_count():
+    assert judging_settings(METHODS["fedgkc_paper"]) == judging_settings(METHODS["fedgkc"])
+
+    class MoreOfIt(METHODS["fedgkc"]):
+        judges_unless = {"kama": (True,)}  # noqa: RUF012
+
+    assert set(judging_settings(MoreOfIt)) == {"gate", "answer", "kama"}

@@ -9,30 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graft.errors import InputError
+from graft.experiments.brief_records import perform_brief
 from graft.experiments.cluster_runs import run_missing
 from graft.experiments.experiment import Experiment, make_experiment
-from graft.experiments.given import Given
 from graft.experiments.identity import comparable
 from graft.experiments.make_method import make_method
-from graft.experiments.many_runs import (
-    Check,
-    Federations,
-    Message,
-    Order,
-    Outcome,
-    Report,
-    cached_federation,
-    exclusive,
-    file_name,
-    one_line,
-)
+from graft.experiments.many_runs import Order, Outcome, Report, exclusive, file_name
 from graft.experiments.progress_log import logged
-from graft.experiments.result import Result
-from graft.experiments.run import run_experiment
 from graft.experiments.run_cluster import RunCluster
 from graft.experiments.studies import PORTRAITS, STUDIES
 from graft.experiments.studies.study import Study
-from graft.files import write_text
 from graft.methods import METHODS
 from graft.options import check_jobs
 from graft.registry import close_to
@@ -182,33 +168,5 @@ def reproduce(
     with exclusive(plan.out, "graft reproduce"):
         missing = [cell.order for cell in plan.cells if not cell.done]
         tell = logged(plan.out, len(plan.cells), report)
-        outcome = run_missing(missing, run_cell, cluster, jobs=jobs, device=plan.device, report=tell)
+        outcome = run_missing(missing, perform_brief, cluster, jobs=jobs, device=plan.device, report=tell)
     return replace(outcome, skipped=len(plan.cells) - len(missing))
-
-
-def run_cell(order: Order, federations: Federations, check: Check) -> Message:
-    """Runs a cell and writes its result, or why there is none, whole or not at all."""
-    stored: dict[str, Any] = {"experiment": order.experiment}
-    path = Path(order.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        experiment = make_experiment(order.experiment)
-        federation = cached_federation(experiment, federations)
-        result = run_experiment(experiment, callbacks=[check], given=Given(federation=federation))
-        if not result.finished:
-            raise KeyboardInterrupt
-        stored |= {"partition": federation.hash, "summary": result.summary, "curve": accuracy_curve(result)}
-    except Exception as error:
-        write_text(path, json.dumps({**stored, "error": one_line(error)}, indent=1) + "\n")
-        raise
-    write_text(path, json.dumps(stored, indent=1) + "\n")
-    return {"test": result.accuracy["test"]}
-
-
-def accuracy_curve(result: Result) -> dict[str, list[float]]:
-    """Test accuracy by round, for a figure; nothing is selected by it."""
-    scored = [record for record in result.rounds if record.get("test") is not None]
-    return {
-        "round": [record["round"] for record in scored],
-        "test": [round(record["test"], 5) for record in scored],
-    }

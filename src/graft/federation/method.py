@@ -65,6 +65,13 @@ def find_step(method: Method, name: str) -> tuple[Callable[..., Any], StepKind]:
     return getattr(method, name), kind
 
 
+def judging_settings(kind: type[Method]) -> dict[str, tuple[Any, ...]]:
+    """Returns the settings with which a method may judge models by labels of validation nodes, each with the values
+    with which it does not; declarations of base classes are included."""
+    tables: list[Mapping[str, tuple[Any, ...]]] = [vars(base).get("judges_unless", {}) for base in kind.__mro__]
+    return {name: values for table in reversed(tables) for name, values in table.items()}
+
+
 class Placement(NamedTuple):
     """Which graphs a method trains on, one a client."""
 
@@ -98,6 +105,9 @@ class Method:
     # Fields of replies, as "step/field", that the server only puts on record: where clients are organisations they stay
     # with them, and the server reads NaN. They count for subclasses as those of `averages` do.
     logged: ClassVar[tuple[str, ...]] = ()
+    # Settings with which a step or the predictions may read labels of validation nodes, to judge models by them, each
+    # with the values with which they read none; declarations of base classes count, too.
+    judges_unless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # The branch of the server's state that is an average of clients' models and starts the next round: the server's
     # optimiser may step towards it. A class with a `round` or an `aggregate` of its own declares its own.
     averaged: ClassVar[str | None] = None

@@ -35,6 +35,7 @@ class FML(Method):
     reveals: ClassVar = {"train/meme": MODEL, "train/weight": replace(VOTE, when="if weighting is by_weight")}
     averages: ClassVar[tuple[str, ...]] = ("train/meme",)
     averaged: ClassVar[str | None] = "meme"
+    judges_unless: ClassVar = {"answer": ("local",)}
 
     # Share of the labels in the local model's loss, beside distillation.
     alpha: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5

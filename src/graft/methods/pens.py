@@ -37,6 +37,7 @@ class PENS(PeerMethod):
             when="if it tried more models than it took",
         ),
     }
+    judges_unless: ClassVar = {"judge": ("train",)}
 
     sampled: Annotated[int, Ge(0)] = 10  # n_s: how many models a peer tries in a round of the first phase
     chosen: Annotated[int, Ge(0)] = 2  # m: how many of them it takes; in the second phase, how many peers it mixes with
@@ -97,7 +98,8 @@ class PENS(PeerMethod):
     def judged(self, fleet: Fleet, model: Weights) -> Tensor:
         logits = fleet.predict(model).logits
         per_node = functional.cross_entropy(logits.transpose(1, 2), fleet.labels.classes, reduction="none")
-        return mean_over(per_node, fleet.labels.masks[:, 0 if self.judge == "train" else 1])
+        nodes = fleet.labels.masks[:, 0] if self.judge == "train" else fleet.labels.judged
+        return mean_over(per_node, nodes)
 
     def good(self, fleet: Fleet) -> Tensor:
         """Returns a mask of the peers whose models were taken more often than by chance, [peers, federation]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graft.testing import averages, capture, contract, leaks, logged, wire
+from graft.testing import averages, capture, contract, labels, leaks, logged, wire
 from graft.testing.claim import Claim, ContractError, MethodLike, as_method
 
 __all__ = ["ContractError", "check_method", "claims"]
@@ -22,6 +22,8 @@ CLAIMS = (
     leaks.every_field_that_leaves_is_declared,
     leaks.fields_depend_on_what_they_declare,
     leaks.no_message_holds_raw_data,
+    labels.labels_of_test_nodes_change_nothing,
+    labels.labels_of_validation_nodes_are_read_as_declared,
     contract.no_state_appears_after_the_first_round,
     contract.settings_are_checked,
     contract.search_spaces_can_be_tried,

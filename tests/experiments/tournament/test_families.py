@@ -1,23 +1,16 @@
 """Who competes: the same search for all, rows that are what they are called, and who judges by validation labels."""
 
-from dataclasses import asdict, replace
-from functools import cache
-
-import numpy as np
 import pytest
 
 from graft.data import default_root
 from graft.errors import InputError
-from graft.experiments.build import build_federation
-from graft.experiments.experiment import make_experiment
-from graft.experiments.given import Given
 from graft.experiments.make_method import make_method
-from graft.experiments.run import run_experiment
-from graft.experiments.tournament.families import BLIND, FAMILIES, RATES, TWITCH, judges
+from graft.experiments.tournament.families import FAMILIES, RATES, TWITCH, judges
 from graft.experiments.tournament.plan import plan_events
 from graft.experiments.tuning.tune import open_trials
+from graft.federation.method import judging_settings
 from graft.methods import METHODS
-from tests.experiments.tournament.conftest import PLAYED, SYNTHETIC, TOY
+from tests.experiments.tournament.conftest import PLAYED, TOY
 
 OWN = [name for name in FAMILIES if FAMILIES[name] not in (TOY, PLAYED)]
 SHARED = ("optimizer", "optimizer_state", "learning_rate", "weight_decay", "dropout", "epochs")
@@ -84,62 +77,6 @@ def test_what_does_not_take_part_is_refused():
 # Who reads validation labels.
 
 
-def described(name, settings, **more):
-    values = {"method": name, "settings": settings, "dataset": SYNTHETIC, "clients": 3, "width": 8, "rounds": 4}
-    return make_experiment({**values, **more})
-
-
-def said_to_judge(name, settings, **more):
-    return judges(asdict(replace(described(name, {}, **more), settings=vars(make_method(name, settings)))))
-
-
-@cache
-def federation():
-    return build_federation(described("fedavg", {}))
-
-
-def wrong(graph):
-    """The graph with wrong labels at its validation nodes."""
-    return replace(graph, y=np.where(graph.validation, (graph.y + 1) % graph.classes, graph.y))
-
-
-def reads_validation(name, settings, **more):
-    """Whether wrong labels of validation nodes change what a method learns, or what it predicts on test nodes."""
-    data = federation()
-    trapped = replace(data, graph=wrong(data.graph), clients=[wrong(graph) for graph in data.clients])
-    before, after = (
-        run_experiment(described(name, settings, **more), given=Given(federation=entry)).rounds
-        for entry in (data, trapped)
-    )
-    return [(row["loss"], row["per_client"]["test"]) for row in before] != [
-        (row["loss"], row["per_client"]["test"]) for row in after
-    ]
-
-
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_methods_that_are_said_to_judge_by_validation_labels_are_all_that_do(name):
-    assert reads_validation(name, {}) <= said_to_judge(name, {})
-
-
-@pytest.mark.parametrize("name", [name for name in BLIND if name in METHODS])
-def test_what_is_said_to_be_blind_is(name):
-    fields = vars(make_method(name, {}))
-    blind = {field: values[0] for field, values in BLIND[name].items() if field in fields}
-    assert not said_to_judge(name, blind)
-    assert not reads_validation(name, blind)
-
-
-@pytest.mark.parametrize("name", [name for name in BLIND if name in METHODS])
-def test_nobody_reads_validation_labels_where_training_nodes_are_judged(name):
-    fields = vars(make_method(name, {}))
-    judging = {
-        field: value
-        for field, value in {"choose": True, "answer": "best", "teacher": "best"}.items()
-        if field in fields
-    }
-    assert not reads_validation(name, judging, judge_on="training")
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -147,11 +84,23 @@ def test_nobody_reads_validation_labels_where_training_nodes_are_judged(name):
         ("fedgkc", {"gate": True}),
         ("fedgkc", {"gate": False, "teacher": "best"}),
         ("fedgkc", {"gate": False, "knowledge_from": "validation"}),
+        ("fedgkc_paper", {"answer": "best"}),
         ("dfed_sst", {"search": 4}),
     ],
 )
-def test_what_judges_does_change_with_validation_labels(name, settings):
-    assert reads_validation(name, settings)
-    assert said_to_judge(name, settings)
-    assert not said_to_judge(name, settings, judge_on="training")
-    assert not reads_validation(name, settings, judge_on="training")
+def test_chosen_values_say_whether_a_method_judges(name, settings):
+    def said(values, judge_on="validation"):
+        own = vars(make_method(name, values))
+        return judges({"method": name, "plug": "", "settings": own, "judge_on": judge_on})
+
+    blind = {field: values[0] for field, values in judging_settings(METHODS[name]).items()}
+    assert said({**blind, **settings})
+    assert not said(blind)
+    assert not said({**blind, **settings}, judge_on="training")
+
+
+def test_method_with_a_plug_judges_as_its_host_does():
+    made = make_method("ditto", {"choose": True}, "fedtad")
+    experiment = {"method": "ditto", "plug": "fedtad", "settings": vars(made), "judge_on": "validation"}
+    assert judges(experiment)
+    assert not judges({**experiment, "settings": {**vars(made), "choose": False}})

@@ -34,12 +34,13 @@ def histories(tournament):
 
 
 def final_scores(tournament):
-    """The test scores of every method of every event, by seed, with the defaults and with the chosen values."""
+    """The test scores of every method of every event, by seed, with the defaults, with the chosen values and, where
+    these read validation labels in training, without them."""
     return {
-        (name, label, chosen): {seed: run.score() for seed, run in finals.cell(label, chosen=chosen).items()}
+        (name, label, values): {seed: run.score() for seed, run in finals.cell(label, values).items()}
         for name, finals in tournament.finals.items()
         for label in finals.subjects
-        for chosen in (False, True)
+        for values in finals.kinds(label)
     }
 
 
@@ -188,9 +189,9 @@ def test_page_and_table_hold_what_was_found_out(events, tmp_path):
     assert len(rows) == 2 * 3 * 2 * 2
     scores = final_scores(tournament)
     for row in rows:
-        key = (f"toy/{row['dataset']}", row["row"], row["values"] == "tuned")
+        key = (f"toy/{row['dataset']}", row["row"], row["values"])
         assert float(row["test"]) == scores[key][int(row["seed"])]
-        assert bool(row["chosen"]) <= (row["values"] == "tuned")
+        assert bool(row["chosen"]) <= (row["values"] != "default")
 
 
 def test_page_of_a_tournament_that_is_not_over_says_how_far_it_is(events, tmp_path):

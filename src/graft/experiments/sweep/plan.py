@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from graft.errors import InputError
+from graft.experiments.brief_records import perform_brief
 from graft.experiments.build import build_federation
 from graft.experiments.callbacks import Callbacks
 from graft.experiments.cluster_runs import run_missing
 from graft.experiments.combinations import check_combination, suited
 from graft.experiments.comparison.comparison import Comparison
-from graft.experiments.comparison.finished_runs import FinishedRun, read_run
+from graft.experiments.comparison.finished_runs import FinishedRun, read_cell, read_run
 from graft.experiments.experiment import Experiment, check_names, data_settings, own_files
 from graft.experiments.given import Given, describe
 from graft.experiments.identity import experiment_hash
@@ -42,6 +43,12 @@ class PlannedRun:
     given: Given
     hashes: Mapping[str, str]  # of what the experiment names, as far as they are known before it is run
     folder: Path
+    brief: bool = False  # whether its record is a single file in the place of the folder, without its rounds
+
+    @property
+    def path(self) -> Path:
+        """Returns the folder, or the file, that gets its record."""
+        return self.folder.with_name(f"{self.folder.name}.json") if self.brief else self.folder
 
     @property
     def name(self) -> str:
@@ -51,7 +58,7 @@ class PlannedRun:
     def order(self) -> Order:
         """Returns what a worker needs to run it."""
         data = f"{data_settings(self.experiment)} {id(self.given.dataset)}"
-        return Order(self.name, str(self.folder), asdict(self.experiment), data, self.given)
+        return Order(self.name, str(self.path), asdict(self.experiment), data, self.given)
 
     @property
     def crosses_processes(self) -> bool:
@@ -64,12 +71,14 @@ class PlannedRun:
         return not (any(added) or own_models or any(objects) or experiment.engine == RAY)
 
     def read(self) -> FinishedRun | None:
-        """Returns the run if its folder holds exactly this one, finished and undamaged."""
-        if not (self.folder / RESULT).is_file():
+        """Returns the run if its folder, or file, holds exactly this one, finished and undamaged."""
+        if not (self.path if self.brief else self.path / RESULT).is_file():
             return None
         try:
-            run = read_run(self.folder)
+            run = read_cell(self.path) if self.brief else read_run(self.path)
         except InputError:
+            return None
+        if run is None:
             return None
         same = experiment_hash(run.experiment) == experiment_hash(asdict(self.experiment))
         return run if same and self.hashes.items() <= run.hashes.items() else None
@@ -155,7 +164,8 @@ def run_planned(
     if cluster is not None and callbacks:
         raise InputError("Callbacks hear of runs in this process, and those of a cluster are not: leave callbacks out.")
     missing = [run for run in runs if anew or run.read() is None]
-    perform = partial(perform_run, keep_models=keep_models)
+    brief = any(run.brief for run in runs)
+    perform = perform_brief if brief else partial(perform_run, keep_models=keep_models)
     device = "cpu"
     if cluster is None:
         device = missing[0].experiment.torch_device().type if missing else "cpu"

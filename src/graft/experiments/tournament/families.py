@@ -15,6 +15,7 @@ from graft.experiments.studies import dfed_sst, fedgkc, fedomd, general
 from graft.experiments.studies.study import CENTRALISED, Variant, find_files
 from graft.experiments.tuning.design import Entrant
 from graft.fields import Search
+from graft.methods import METHODS, PLUGS
 
 SEVEN = fedgkc.SEVEN
 RATES = Search(1e-3, 1.0, log=True)  # wide enough for Adam at its low end and for plain SGD at its high end
@@ -123,27 +124,13 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-COPILOTS = {
-    "teacher": ("copilot", "received", "mean"),
-    "knowledge_from": ("confidence",),
-    "answer": ("local", "copilot", "mean"),
-}
-# Values with which a method reads no validation label while it trains or predicts; with any other it judges by them.
-BLIND: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "ditto": {"choose": (False,)},
-    "dfed_sst": {"search": (0,)},
-    "dfed_sst_paper": {"search": (0,)},
-    "fedgkc": {"gate": (False,), **COPILOTS},
-    "fedgkc_alone": {"gate": (False,), **COPILOTS},
-    "fedgkc_paper": {"gate": (False,), **COPILOTS},
-    "fedkd": {"answer": ("mentor",)},
-    "fml": {"answer": ("local",)},
-    "trust": {"calibrate": ("train",)},
-}
-
 
 def judges(experiment: Mapping[str, Any]) -> bool:
     """Returns whether a method reads validation labels while it trains or predicts, by all fields of its experiment."""
-    rules = BLIND.get(experiment["method"], {}) if experiment["judge_on"] == "validation" else {}
-    settings = experiment["settings"]
-    return any(settings[name] not in values for name, values in rules.items() if name in settings)
+    if experiment["judge_on"] == "training":
+        return False
+    from graft.federation.method import judging_settings
+
+    kinds = [METHODS[experiment["method"]], *([PLUGS[experiment["plug"]]] if experiment["plug"] else [])]
+    settings, rules = experiment["settings"], [rule for kind in kinds for rule in judging_settings(kind).items()]
+    return any(settings[name] not in values for name, values in rules if name in settings)

@@ -12,14 +12,15 @@ from typing import Any
 
 from graft.errors import InputError
 from graft.experiments.comparison.comparison import mean_std
-from graft.experiments.comparison.differences import Ranking
+from graft.experiments.comparison.differences import Ranking, difference_of, pair
 from graft.experiments.comparison.finished_runs import FinishedRun
-from graft.experiments.comparison.statistics import ALPHA
+from graft.experiments.comparison.statistics import ALPHA, PairedDifference
 from graft.experiments.reports.summary_table import readable_bytes, total_bytes
 from graft.experiments.reports.tables import markdown_table
 from graft.experiments.tournament.families import FAMILIES, Family, judges
 from graft.experiments.tournament.results import Cell, FamilyResult, Lead, family_results
-from graft.experiments.tournament.tournament import Tournament
+from graft.experiments.tournament.tournament import HELD_OUT, Tournament
+from graft.experiments.tuning.finals import DEFAULT, TUNED
 from graft.experiments.tuning.tuning import spell_params
 from graft.federation.metric_names import METRICS, format_difference
 from graft.files import explained, write_text
@@ -64,6 +65,7 @@ def page(tournament: Tournament, results: Sequence[FamilyResult], figures: Mappi
     parts = ["# Tournament", said_of_all(tournament)]
     for result in results:
         parts += [f"## {result.family.meaning}", *family_parts(result, figures.get(result.name, ""))]
+    parts += ["## Time", said_of_time(tournament, results)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -72,7 +74,8 @@ def said_of_all(tournament: Tournament) -> str:
     design = tournament.events[0].design
     judging = (
         f"A row with {MARK} read validation labels in training or to choose its predictions, with the chosen values on "
-        "at least one dataset; all others read them for the choice of values and of the round alone."
+        "at least one dataset; all others read them for the choice of values and of the round alone. Marked rows also ran "
+        "without them."
     )
     if design.values.get("judge_on") == "training":
         judging = (
@@ -91,6 +94,23 @@ def said_of_all(tournament: Tournament) -> str:
     return words if done == searches else f"{words}\n\nOf {searches} searches {done} are done."
 
 
+def said_of_time(tournament: Tournament, results: Sequence[FamilyResult]) -> str:
+    """Returns how long all processes worked in all, as far as that is on record."""
+    cells = [cell for result in results for cell in result.cells.values()]
+    runs = {str(run.path): run.summary["seconds"]["total"] for cell in cells for run in cell.runs}
+    hours = [sum(cell.seconds for cell in cells) / 3600, sum(runs.values()) / 3600]
+    text = (
+        f"{sum(cell.trials for cell in cells)} trials took {hours[0]:.2f} hours of processes, and {len(runs)} runs at the "
+        f"end {hours[1]:.2f}: {sum(hours):.2f} in all."
+    )
+    for device in dict.fromkeys(call["device"] for call in tournament.calls):
+        counts = sorted({call["processes"] for call in tournament.calls if call["device"] == device})
+        text += f" {' or '.join(map(str, counts))} of them worked at a time on {device}."
+    if len({tuple(call.items()) for call in tournament.calls}) == 1:
+        text += f" That is about {sum(hours) / tournament.calls[0]['processes']:.2f} hours of it."
+    return text
+
+
 def family_parts(result: FamilyResult, figure: str) -> Iterator[str]:
     """Yields the parts of a family's section."""
     if result.family.note:
@@ -107,6 +127,8 @@ def family_parts(result: FamilyResult, figure: str) -> Iterator[str]:
     if result.leads:
         yield "### Against the best of the others"
         yield lead_table(result.leads, result)
+    if rows := list(held_out_rows(result)):
+        yield from held_out_parts(result, rows)
     for point, title in POINTS.items():
         if rows := list(point_rows(result, point)):
             yield f"### {title}"
@@ -158,13 +180,42 @@ def lead_table(leads: Sequence[Lead], result: FamilyResult) -> str:
     rows = []
     for lead in leads:
         metric = result.metric(lead.column or result.columns[0])
-        mean, low, high = (
-            format_difference(metric, value, "") for value in (lead.paired.mean, lead.paired.low, lead.paired.high)
-        )
-        interval = f"{low} to {high}" if low else "-"
         p = "-" if lead.corrected_p is None else f"{lead.corrected_p:.2g}"
-        rows.append((lead.row, lead.column or "all", lead.rival, mean, interval, p))
+        rows.append((lead.row, lead.column or "all", lead.rival, *difference_texts(metric, lead.paired), p))
     return markdown_table(("", "dataset", "best of the others", "difference", "95 % interval", "p, Holm"), rows)
+
+
+def difference_texts(metric: str, paired: PairedDifference) -> tuple[str, str]:
+    """Returns a difference in points, and its interval."""
+    mean, low, high = (format_difference(metric, value, "") for value in (paired.mean, paired.low, paired.high))
+    return mean, f"{low} to {high}" if low else "-"
+
+
+def held_out_rows(result: FamilyResult) -> Iterator[tuple[str, ...]]:
+    """Yields the scores of rows that read validation labels in training, and those without, paired by seed."""
+    for (row, column), cell in result.cells.items():
+        if not cell.held_out:
+            continue
+        without = result.judged_by_training
+        difference = difference_of(pair(without.signed(row, column), result.signed(row, column)), 1, 1)
+        scores = [mean_std(list(entry.cells[row, column].values().values()), cell.metric) for entry in (result, without)]
+        yield row, column, *scores, *difference_texts(cell.metric, difference)
+
+
+def held_out_parts(result: FamilyResult, rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yields the section about rows that judge by training nodes instead of validation nodes."""
+    yield "### Judged by training nodes instead"
+    yield (
+        f"Rows with {MARK} ran once more with the chosen values, judging by a fifth of the training nodes, which they did "
+        "not train on. The difference is to the scores above, seed by seed."
+    )
+    head = ("", "dataset", "by validation nodes", "by training nodes", "difference", "95 % interval")
+    yield markdown_table(head, rows)
+    without = result.judged_by_training
+    if without.ranking:
+        yield f"With these scores in the table: {ranks_text(without.ranking)}"
+    if any(result.judges(lead.row) for lead in result.leads):
+        yield lead_table(without.leads, without)
 
 
 def point_rows(result: FamilyResult, point: str) -> Iterator[tuple[str, ...]]:
@@ -217,10 +268,10 @@ def runs_csv(results: Sequence[FamilyResult]) -> str:
     writer.writerow([*HEAD, *SCORES, *COSTS])
     for result in results:
         for (row, column), cell in result.cells.items():
-            for tuned in (False, True):
-                for run in (cell.tuned if tuned else cell.default).values():
-                    about = (result.name, column, row, run.experiment["method"], "tuned" if tuned else "default")
-                    chosen = json.dumps(cell.chosen) if tuned and cell.chosen else ""
+            for values, runs in ((DEFAULT, cell.default), (TUNED, cell.tuned), (HELD_OUT.name, cell.held_out)):
+                for run in runs.values():
+                    about = (result.name, column, row, run.experiment["method"], values)
+                    chosen = json.dumps(cell.chosen) if values != DEFAULT and cell.chosen else ""
                     writer.writerow([*about, *run_values(run, cell.metric), chosen])
     return file.getvalue()
 

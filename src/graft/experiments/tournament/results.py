@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -22,7 +22,8 @@ from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.comparison.statistics import PairedDifference, holm
 from graft.experiments.tournament.families import Family, judges
 from graft.experiments.tournament.plan import Event
-from graft.experiments.tournament.tournament import Tournament
+from graft.experiments.tournament.tournament import HELD_OUT, Tournament
+from graft.experiments.tuning.finals import DEFAULT, TUNED
 from graft.experiments.tuning.trials import best_of as best_trial
 from graft.federation.metric_names import METRICS
 from graft.methods import REFERENCES
@@ -42,6 +43,13 @@ class Cell:
     failed: int  # of them
     chosen: Mapping[str, Any] | None  # the values; None: those of the default
     reason: str = ""  # why nothing was chosen
+    held_out: Runs = field(default_factory=dict)  # as the tuned ones, but judging by training nodes
+    seconds: float = 0.0  # of all its trials, in the processes that ran them
+
+    @property
+    def runs(self) -> list[FinishedRun]:
+        """Returns all runs at the end, each once."""
+        return list({id(run): run for runs in (self.default, self.tuned, self.held_out) for run in runs.values()}.values())
 
     def values(self, *, tuned: bool = True, point: str = "test") -> dict[int, float]:
         """Returns the scores by seed: of the clients' own models, or at another point, as test_global."""
@@ -104,6 +112,12 @@ class FamilyResult:
     def judges(self, row: str) -> bool:
         """Returns whether a row read validation labels on any dataset."""
         return any(self.cells[row, column].judges for column in self.columns)
+
+    @cached_property
+    def judged_by_training(self) -> FamilyResult:
+        """Returns the results in which rows that read validation labels in training judge by training nodes instead."""
+        cells = {key: replace(cell, tuned=cell.held_out or cell.tuned) for key, cell in self.cells.items()}
+        return FamilyResult(self.name, self.family, cells)
 
     @cached_property
     def ranking(self) -> Ranking | None:
@@ -169,14 +183,16 @@ def read_cell(row: str, event: Event, tournament: Tournament) -> Cell:
     best = best_trial(history, trials.studies[row].higher)
     reasons = [str(entry["reason"]) for entry in history if "reason" in entry]
     return Cell(
-        {} if finals is None else finals.cell(row, chosen=True),
-        {} if finals is None else finals.cell(row, chosen=False),
+        {} if finals is None else finals.cell(row, TUNED),
+        {} if finals is None else finals.cell(row, DEFAULT),
         trials.subjects[row].metric,
         event.design.trials,
         len(history),
         sum(entry["state"] == "failed" for entry in history),
         best["params"] if best and best["trial"] else None,
         reasons[0] if reasons and best is None else "",
+        {} if finals is None else finals.cell(row, HELD_OUT.name),
+        sum(entry["seconds"] for entry in history),
     )
 
 

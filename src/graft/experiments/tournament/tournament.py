@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from graft.errors import InputError
+import torch
+
+from graft.engines.threads import cores
+from graft.errors import InputError, RunError
 from graft.experiments.comparison.finished_runs import no_rounds
 from graft.experiments.many_runs import Message, Outcome, Report, exclusive
 from graft.experiments.progress_log import logged
+from graft.experiments.tournament.families import judges
 from graft.experiments.tournament.plan import Event
-from graft.experiments.tuning.finals import Finals, run_finals
+from graft.experiments.tuning.finals import Again, Finals, run_finals
 from graft.experiments.tuning.optuna_study import check_optuna
 from graft.experiments.tuning.trials import ManyTrials, Trials
 from graft.experiments.tuning.tune import choose_jobs, deadline_of, open_trials
 from graft.experiments.tuning.workers import run_trials
-from graft.files import explained
+from graft.files import explained, parse_json, read_text
 from graft.options import check_jobs
 
 COMMAND = "graft reproduce tournament"
+CALLS = "calls.jsonl"
+# What judges by validation labels in training runs once more at the end without them.
+HELD_OUT = Again("held-out", {"judge_on": "training"}, judges)
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,8 @@ class Tournament:
 
     events: Sequence[Event]
     trials: Mapping[str, Trials]  # by the name of the event
-    finals: Mapping[str, Finals]  # with the runs that are finished
+    finals: Mapping[str, Finals]  # of methods whose trials are over, with the runs that are finished
+    calls: Sequence[Mapping[str, Any]] = ()  # of the command: with how many processes, on which device
     stopped: bool = False  # by Ctrl-C, or when the time was over: the same call goes on
     failures: Mapping[str, str] = field(default_factory=dict)
 
@@ -39,7 +49,7 @@ class Tournament:
     def complete(self) -> bool:
         """Returns whether every run at the end is finished."""
         over = [len(entry.finished) == len(entry.runs) for entry in self.finals.values()]
-        return all(over) and len(over) == len(self.events)
+        return all(over) and not any(trials.left for trials in self.trials.values())
 
 
 def run_tournament(
@@ -66,24 +76,30 @@ def run_tournament(
         if run:
             tell = logged(out, sum(map(planned_of, trials.values())), report)
             stopped = run_all_trials(trials, out, jobs, deadline, tell)
-        finals = {
-            event.name: Finals(trials[event.name], out / event.name, importance=False)
-            for event in events
-            if not trials[event.name].left
-        }
+        finals = {name: plan_finals(entry, out / name) for name, entry in trials.items() if labels_over(entry)}
         if run and not stopped:
-            outcome = run_until(finals, jobs, deadline, tell)
+            outcome = run_until(finals, out, jobs, deadline, tell)
             stopped, failures = outcome.stopped, outcome.failures
-        for event in events:
-            if event.name in finals:
-                write_event(finals[event.name], out / event.name, stopped=stopped)
-    return Tournament(events, trials, finals, stopped, failures)
+        for name, entry in finals.items():
+            tuning = entry.collect(out / name, Outcome(), stopped=stopped)
+            if not trials[name].left:
+                tuning.write()
+            # The scores of all rounds, of which there are a great many, are let go.
+            entry.finished = {key: replace(run, read_rounds=no_rounds) for key, run in entry.finished.items()}
+    return Tournament(events, trials, finals, read_calls(out), stopped, failures)
 
 
-def write_event(finals: Finals, folder: Path, *, stopped: bool) -> None:
-    """Writes what a tuning writes, and lets go of the records of all rounds, of which there are a great many."""
-    finals.collect(folder, Outcome(), stopped=stopped).write()
-    finals.finished = {key: replace(run, read_rounds=no_rounds) for key, run in finals.finished.items()}
+def labels_over(trials: Trials) -> list[str]:
+    """Returns the methods whose trials are over."""
+    return [label for label, study in trials.studies.items() if len(study.history) >= trials.design.trials]
+
+
+def plan_finals(trials: Trials, folder: Path) -> Finals:
+    """Returns the runs at the end of the methods whose trials are over."""
+    over = labels_over(trials)
+    subjects, studies = {label: trials.subjects[label] for label in over}, {label: trials.studies[label] for label in over}
+    trials = replace(trials, subjects=subjects, studies=studies)
+    return Finals(trials, folder, importance=False, brief=True, again=HELD_OUT)
 
 
 def begin_folder(out: Path) -> None:
@@ -91,6 +107,21 @@ def begin_folder(out: Path) -> None:
         if out.is_file():
             raise InputError(f"{out} is a file; a tournament needs a directory.")
         out.mkdir(parents=True, exist_ok=True)
+
+
+def note_call(out: Path, jobs: int, runs: Sequence[PlannedRun]) -> None:
+    """Puts on record with how many processes, and on which device, this call works."""
+    on_gpu = runs[0].experiment.torch_device().type == "cuda"
+    device = torch.cuda.get_device_name() if on_gpu else f"a CPU with {cores()} cores"
+    with explained(f"{out / CALLS} cannot be written to", RunError), (out / CALLS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"processes": jobs, "device": device}) + "\n")
+
+
+def read_calls(out: Path) -> list[dict[str, Any]]:
+    """Returns with how many processes, and on which device, the calls worked so far."""
+    path = out / CALLS
+    with explained(f"{path} cannot be read", InputError):
+        return [parse_json(line) for line in read_text(path).splitlines()] if path.exists() else []
 
 
 def planned_of(trials: Trials) -> int:
@@ -115,12 +146,19 @@ def run_all_trials(trials: Mapping[str, Trials], out: Path, jobs: int | None, de
     if not left:
         return False
     defaults = [run for entry in left.values() for run in entry.defaults]
-    interrupted = ManyTrials(left).run(partial(run_trials, jobs=choose_jobs(jobs, defaults)))
+    jobs = choose_jobs(jobs, defaults)
+    note_call(out, jobs, defaults)
+    interrupted = ManyTrials(left).run(partial(run_trials, jobs=jobs))
     return interrupted or any(entry.short for entry in left.values())
 
 
-def run_until(finals: Mapping[str, Finals], jobs: int | None, deadline: float, tell: Report) -> Outcome:
+def run_until(finals: Mapping[str, Finals], out: Path, jobs: int | None, deadline: float, tell: Report) -> Outcome:
     """Runs what is missing of the runs at the end until the time is over, which is like Ctrl-C."""
+    for entry in finals.values():
+        entry.read()
+    missing = [run for entry in finals.values() for run in entry.missing]
+    if missing:
+        note_call(out, choose_jobs(jobs, missing), missing)
 
     def hear(message: Message) -> None:
         tell(message)

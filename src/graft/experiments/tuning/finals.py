@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,36 +19,51 @@ from graft.experiments.tuning.trials import Trials, best_of
 from graft.experiments.tuning.tuning import Tuning
 
 
+DEFAULT, TUNED = "default", "tuned"  # with the values of the default, and with the chosen ones
+
+
+class Again(NamedTuple):
+    """Runs with the chosen values and other fields of the experiment, for some methods."""
+
+    name: str  # of these runs, beside the default and the tuned ones
+    changes: Mapping[str, Any]  # fields of the experiment
+    wanted: Callable[[Mapping[str, Any]], bool]  # by all fields of the experiment with the chosen values
+
+
 class Final(NamedTuple):
     """One of the runs at the end."""
 
     label: str  # of what was tuned
-    chosen: bool  # with the chosen values, or those of the default
+    values: str  # with which values: DEFAULT, TUNED or the name of an `Again`
     seed: int
 
     @property
     def folder(self) -> str:
-        return f"{'tuned' if self.chosen else 'default'}-seed{self.seed}"
+        return f"{self.values}-seed{self.seed}"
 
     def __str__(self) -> str:
-        return f"{self.label} {'tuned' if self.chosen else 'default'}, seed {self.seed}"
+        return f"{self.label} {self.values}, seed {self.seed}"
 
 
 class Finals:
     """The runs at the end: the default and the chosen values of every method, with seeds that no trial used."""
 
-    def __init__(self, trials: Trials, folder: Path, *, importance: bool = True) -> None:
-        """Plans the runs; `importance` is whether the share of each field in the scores is looked for."""
+    def __init__(
+        self, trials: Trials, folder: Path, *, importance: bool = True, brief: bool = False, again: Again | None = None
+    ) -> None:
+        """Plans the runs; `importance` is whether the share of each field in the scores is looked for, and `brief`
+        whether the record of a run is one small file, without its rounds."""
         self.importance = importance  # which takes longer than all else here
+        self.again = again
         self.design, self.subjects, self.studies = trials.design, trials.subjects, trials.studies
         self.histories = {label: study.history for label, study in self.studies.items()}
         self.best = {label: best_of(self.histories[label], study.higher) for label, study in self.studies.items()}
         self.keys = {
-            Final(label, chosen, seed): experiment_key(self.variant(label, chosen, seed))
+            Final(label, values, seed): experiment_key(self.variant(label, values, seed))
             for label, best in self.best.items()
-            for chosen in (False, True)
-            for seed in self.design.final_seeds
             if best is not None
+            for values in self.kinds(label)
+            for seed in self.design.final_seeds
         }
         self.by_key: dict[str, Final] = {}  # the default's, where its values are the chosen ones
         for final, key in self.keys.items():
@@ -58,19 +73,27 @@ class Finals:
             for planned in plan_runs([self.variant(*final) for final in self.keys], partial(run_folder, folder)):
                 final = self.by_key[experiment_hash(asdict(planned.experiment))]
                 own = folder / "runs" / file_name(final.label) / final.folder
-                self.runs.append(replace(planned, row=str(final), folder=own))
+                self.runs.append(replace(planned, row=str(final), folder=own, brief=brief))
         self.finished: dict[str, FinishedRun] = {}  # by the hash of the experiment
 
-    def variant(self, label: str, chosen: bool, seed: int) -> dict[str, Any]:
-        """Returns the values of an experiment: those of the default, or with the chosen ones."""
+    def kinds(self, label: str) -> list[str]:
+        """Returns with which values a method runs at the end."""
+        kinds = [DEFAULT, TUNED]
+        if self.again and self.again.wanted(asdict(resolve(self.variant(label, TUNED, self.design.seeds[0]))[0])):
+            kinds.append(self.again.name)
+        return kinds
+
+    def variant(self, label: str, values: str, seed: int) -> dict[str, Any]:
+        """Returns the values of an experiment: those of the default, or with the chosen ones, perhaps again."""
         best = self.best[label]
-        params = best["params"] if best and chosen and best["trial"] else {}
-        return with_values({**self.subjects[label].candidate.variant, "seed": seed}, params)
+        params = best["params"] if best and values != DEFAULT and best["trial"] else {}
+        changes = self.again.changes if self.again and values == self.again.name else {}
+        return with_values({**self.subjects[label].candidate.variant, **changes, "seed": seed}, params)
 
     @property
     def names(self) -> dict[str, str]:
-        """Returns for each run, by its folder, the method and whether its values are the chosen ones."""
-        return {str(run.folder): str(self.by_key[experiment_hash(asdict(run.experiment))]) for run in self.runs}
+        """Returns for each run, by its folder or file, the method and whether its values are the chosen ones."""
+        return {str(run.path): str(self.by_key[experiment_hash(asdict(run.experiment))]) for run in self.runs}
 
     def run(self, jobs: int | None, report: Report, cluster: RunCluster | None = None) -> Outcome:
         """Runs what is not finished; each run is told of by its method, and whether its values are the chosen ones."""
@@ -88,9 +111,9 @@ class Finals:
         """Returns the runs of which nothing was read so far."""
         return [run for run in self.runs if experiment_hash(asdict(run.experiment)) not in self.finished]
 
-    def cell(self, label: str, *, chosen: bool) -> dict[int, FinishedRun]:
+    def cell(self, label: str, values: str) -> dict[int, FinishedRun]:
         """Returns the finished runs of a method by seed, once they were read."""
-        keys = {final.seed: key for final, key in self.keys.items() if final[:2] == (label, chosen)}
+        keys = {final.seed: key for final, key in self.keys.items() if final[:2] == (label, values)}
         return {seed: self.finished[key] for seed, key in keys.items() if key in self.finished}
 
     def collect(self, out: Path | None, outcome: Outcome, *, stopped: bool) -> Tuning:
@@ -107,7 +130,7 @@ class Finals:
             "methods": {label: self.describe(label) for label in self.subjects},
         }
         experiments = {
-            label: resolve(self.variant(label, True, self.design.seeds[0]))[0]
+            label: resolve(self.variant(label, TUNED, self.design.seeds[0]))[0]
             for label, best in self.best.items()
             if best is not None
         }
@@ -123,21 +146,21 @@ class Finals:
             "default": {
                 "params": subject.values,
                 "validation": default and default["validation"],
-                "test": self.scores(label, chosen=False),
+                "test": self.scores(label, DEFAULT),
             },
             "best": best and {name: best[name] for name in ("params", "validation", "trial")},
             "importance": self.studies[label].importance() if self.importance else {},
             "history": history,
-            "test": self.scores(label, chosen=True),
+            "test": self.scores(label, TUNED),
         }
 
-    def scores(self, label: str, *, chosen: bool) -> dict[str, float | None] | None:
+    def scores(self, label: str, values: str) -> dict[str, float | None] | None:
         """Returns the test score of every final seed; None before the end."""
         if self.best[label] is None:
             return None
         subject = self.subjects[label]
         name = "test_global" if subject.experiment.score == "global" else "test"
-        runs = self.cell(label, chosen=chosen)
+        runs = self.cell(label, values)
         return {str(seed): run.score(subject.metric, name) for seed, run in runs.items()} or None
 
 
@@ -162,5 +185,5 @@ def run_finals(
         report=lambda message: report({**message, "cell": names[message["path"]]}),
         cluster=cluster,
     )
-    long_names = {planned.name: names[str(planned.folder)] for planned in runs}
+    long_names = {planned.name: names[str(planned.path)] for planned in runs}
     return replace(outcome, failures={long_names[name]: why for name, why in outcome.failures.items()})

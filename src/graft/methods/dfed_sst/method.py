@@ -53,6 +53,7 @@ class DFedSST(PeerMethod):
         "choose/degree": Reveals("number of peers that it will hear"),
         "choose/similarity": Reveals("similarity of its fingerprint to those that it heard"),
     }
+    judges_unless: ClassVar = {"search": (0,)}
 
     k_topo: Annotated[int, Ge(1), Search(1, 20, log=True)] = 10  # rounds between two choices of whom to hear
     include_self: bool = True  # whether the own model counts in the mean; off is the paper's formula to the letter

@@ -68,6 +68,12 @@ class FedGKC(Method):
     averages: ClassVar[tuple[str, ...]] = ("train/copilot",)
     averaged: ClassVar[str | None] = "copilot"
     logged: ClassVar[tuple[str, ...]] = ("train/strength", "train/clarity", "train/terms")
+    judges_unless: ClassVar = {
+        "gate": (False,),
+        "teacher": ("copilot", "received", "mean"),
+        "knowledge_from": ("confidence",),
+        "answer": ("local", "copilot", "mean"),
+    }
 
     copilot: str = "gcn"  # architecture of the travelling model
     alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.8  # weight of the labels in both losses

@@ -42,6 +42,7 @@ class FedKD(Method):
         "send/change": Reveals("update of the mentee, by training on the client's data, as factors", model=True),
         "send/weight": replace(VOTE, when="if weighting is by_weight"),
     }
+    judges_unless: ClassVar = {"answer": ("mentor",)}
 
     mentee: str = "gcn"  # architecture of the model that is sent
     # Weight of the mutual distillation; 0: no distillation.

@@ -80,6 +80,7 @@ class TRUST(Method):
     averages: ClassVar[tuple[str, ...]] = ("train/proxy",)
     averaged: ClassVar[str | None] = "proxy"
     logged: ClassVar[tuple[str, ...]] = ("train/agreement",)
+    judges_unless: ClassVar = {"calibrate": ("train",)}
 
     proxy: str = "gcn3"  # architecture of the model that is sent
     # Weight of the divergence of predictions in the proxy's loss, over the nodes that are taught.
