@@ -138,7 +138,14 @@ def test_nobody_reads_validation_labels_where_training_nodes_are_judged(name):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("fml", {"answer": "best"}), ("fedgkc", {"gate": True}), ("dfed_sst", {"search": 4})],
+    [
+        ("fml", {"answer": "best"}),
+        ("fedgkc", {"gate": True}),
+        ("dfed_sst", {"search": 4}),
+        *((name, {"search": 4}) for name in ("dfedavgm", "dpsgd", "feddual", "gossip", "osgp", "pens")),
+        ("dis_pfl", {"search": 4, "density": 0.9}),
+        ("pens", {"judge": "val", "chosen": 1, "first_phase": 1.0}),
+    ],
 )
 def test_what_judges_does_change_with_validation_labels(name, settings):
     assert reads_validation(name, settings)

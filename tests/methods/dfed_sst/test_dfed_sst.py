@@ -12,7 +12,7 @@ from graft.engines.in_process import InProcess
 from graft.federation.topologies import Topology
 from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
 from graft.methods.dfed_sst.fingerprints import fingerprint
-from graft.methods.dfed_sst.method import interpolate
+from graft.federation.peers import interpolate
 from graft.methods.dfed_sst.paths import Paths
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local

@@ -128,11 +128,18 @@ BLIND: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "ditto": {"choose": (False,)},
     "dfed_sst": {"search": (0,)},
     "dfed_sst_paper": {"search": (0,)},
+    "dfedavgm": {"search": (0,)},
+    "dis_pfl": {"search": (0,)},
+    "dpsgd": {"search": (0,)},
+    "feddual": {"search": (0,)},
     "fedgkc": {"gate": (False,), "answer": ("local", "copilot", "mean")},
     "fedgkc_alone": {"gate": (False,), "answer": ("local", "copilot", "mean")},
     "fedgkc_paper": {"gate": (False,), "answer": ("local", "copilot", "mean")},
     "fedkd": {"answer": ("mentor",)},
     "fml": {"answer": ("local",)},
+    "gossip": {"search": (0,)},
+    "osgp": {"search": (0,)},
+    "pens": {"judge": ("train",), "search": (0,)},
     "trust": {"calibrate": ("train",)},
 }
 
