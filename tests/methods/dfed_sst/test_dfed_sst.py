@@ -9,10 +9,10 @@ import torch
 
 from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
+from graft.federation.peers import interpolate
 from graft.federation.topologies import Topology
 from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
 from graft.methods.dfed_sst.fingerprints import fingerprint
-from graft.federation.peers import interpolate
 from graft.methods.dfed_sst.paths import Paths
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
