@@ -6,7 +6,7 @@ import torch
 from graft.errors import InputError
 from graft.federation.fleet import Fleet
 from graft.federation.method import find_step
-from graft.federation.peers import MixingMethod, PeerMethod
+from graft.federation.peers import MixingMethod, PeerMethod, interpolate
 from graft.federation.topologies import Topology
 from graft.fields import search_spaces
 from graft.methods import METHODS
@@ -18,6 +18,7 @@ from graft.methods.feddual import FedDual
 from graft.methods.gossip import Gossip
 from graft.methods.osgp import OSGP
 from graft.methods.pens import PENS
+from graft.tensors.trees import Tree
 from tests.methods.line import line, places
 from tests.toy import run_rounds, toy_setup
 
@@ -121,3 +122,10 @@ def test_weights_outside_the_mask_stay_zero_on_the_way():
             for name, selected in mask.items():
                 assert not (state.model[path][name] * ~selected).any()
                 assert (state.model[path][name] * selected).any()
+
+
+def test_the_ends_of_the_way_are_the_models_themselves():
+    own, mean = Tree(w=torch.tensor([[1.0], [0.1]])), Tree(w=torch.tensor([[3.0], [0.7]]))
+    assert interpolate(own, mean, torch.tensor([0.0, 1.0])).w.tolist() == [[1.0], [pytest.approx(0.7)]]
+    assert interpolate(own, mean, torch.tensor([0.5, 0.5])).w.tolist() == [[2.0], [pytest.approx(0.4)]]
+    assert torch.equal(interpolate(own, mean, torch.ones(2)).w, mean.w)

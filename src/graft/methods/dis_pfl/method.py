@@ -79,8 +79,8 @@ class DisPFL(MixingMethod):
         peers.do(self.train)
 
     # The step has the name of a setting, which only its class tells apart; its random numbers are by that name.
-    @step
-    def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:  # type: ignore[assignment]
+    @step  # type: ignore[misc]
+    def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:  # type: ignore[override]
         """Prune the smallest weights and grow as many that the peer did not have; these start at 0."""
         state, counts = fleet.state, self.counts(fleet)
         weights = dict(flatten(state.trained))
