@@ -70,7 +70,9 @@ def mean_scores(method: str, dataset: str, features: Any, options: argparse.Name
         )
         for seed in options.seeds
     ]
-    return {name: fmean(run.accuracy[name] for run in runs) for name in SCORES if runs[0].accuracy.get(name) is not None}
+    return {
+        name: fmean(run.accuracy[name] for run in runs) for name in SCORES if runs[0].accuracy.get(name) is not None
+    }
 
 
 def majority_class(dataset: str, options: argparse.Namespace) -> dict[str, float]:

@@ -134,7 +134,7 @@ def test_steps_that_send_are_among_the_messages(name):
 
 
 def test_a_declaration_that_a_method_takes_back_is_not_among_its_messages():
-    assert {field.partition("/")[0] for field in messages(METHODS["gossip"])} == {"cut", "pull"}
+    assert {field.partition("/")[0] for field in messages(METHODS["gossip"])} == {"cut", "pull", "assemble"}
     assert "share/model" in messages(METHODS["pens"])
 
 

@@ -8,6 +8,7 @@ import torch
 from graft.engines.in_process import InProcess
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
+from graft.federation.method import find_step
 from graft.federation.topologies import Topology
 from graft.methods.dis_pfl import DisPFL
 from graft.methods.dis_pfl.masks import erk, ordered, top
@@ -66,7 +67,7 @@ def search(method, weights, masks, share, gradient=None):
     _, engine = matrix_engine(method, weights, masks)
     fleet = engine.fleets[0]
     fleet = fleet.for_call(2, "search")
-    method.search(fleet, Tree(share=torch.full((len(weights),), share)))
+    find_step(method, "search")[0](fleet, Tree(share=torch.full((len(weights),), share)))
     return fleet.state.mask.x[:, 0].int().tolist(), fleet.state.trained.x[:, 0].tolist()
 
 

@@ -59,10 +59,11 @@ def step(function: Any = None, *, fleet: bool = True, pure: bool = False) -> Any
 
 def find_step(method: Method, name: str) -> tuple[Callable[..., Any], StepKind]:
     """Returns the step of that name and its kind; nothing but a marked step can be called."""
-    kind = getattr(getattr(type(method), name, None), "__graft_step__", None)
+    function: Any = getattr(type(method), name, None)
+    kind = getattr(function, "__graft_step__", None)
     if not isinstance(kind, StepKind):
         raise ValueError(f"'{name}' is not a step of {type(method).__name__}")
-    return getattr(method, name), kind
+    return function.__get__(method), kind  # that of the class: a setting may have the name of a step
 
 
 def judging_settings(kind: type[Method]) -> dict[str, tuple[Any, ...]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from graft.errors import InputError
@@ -14,14 +15,26 @@ from graft.federation import metrics
 from graft.federation.clients import Clients, Mail, Replies, Request
 from graft.federation.fleet import Fleet
 from graft.federation.method import LinkRecord, Method, step
-from graft.federation.reveals import MODEL, SCORES, measures
+from graft.federation.reveals import MODEL, SCORES, Reveals, measures
 from graft.federation.server import Server
 from graft.federation.topologies import Topology, renormalise, spectral_gap
+from graft.fields import Search
 from graft.tensors.randomness import Stream
-from graft.tensors.trees import Tree, Weights, check_message, flatten, map_tree, squared_distance, weighted_mean
+from graft.tensors.trees import (
+    Tree,
+    Weights,
+    check_message,
+    flatten,
+    map_tree,
+    squared_distance,
+    unsqueeze_to,
+    weighted_mean,
+)
 from graft.training.optimizers import Training
 
 Links = Topology | Callable[..., Any]  # a topology, or a step in which every peer says whom it wants to hear
+# What a step that ends with `MixingMethod.approach` returns, for the run's record alone.
+WAY = Reveals("how far it goes towards the mean of models", when="if search is above 0")
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,49 @@ class PeerMethod(Method):
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
         return fleet.label_loss(weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixingMethod(PeerMethod):
+    """A method whose peers mix their own model with others', and may go only a part of the way to the mean."""
+
+    reveals: ClassVar = {"mix/way": WAY}
+    judges_unless: ClassVar = {"search": (0,)}
+
+    # Points between own model and mean tried on validation nodes; 0: take the mean.
+    search: Annotated[int, Ge(0), Search(choices=(0, 4))] = 0
+
+    @step
+    def mix(self, fleet: Fleet, inbox: Tree) -> Tree:
+        """Go towards the mean of the models that were heard, weighted as the links are."""
+        mean = mix_models(inbox.sent.model, inbox.links)
+        fleet.state.model, reply = self.approach(fleet, fleet.state.trained, mean)
+        return reply
+
+    def approach(self, fleet: Fleet, own: Weights, mean: Weights) -> tuple[Weights, Tree]:
+        """Returns the mean or, with `search`, the point on the way to it from the own model that classifies the most
+        validation nodes correctly, of equal ones the nearest to the mean; and that part of the way, for the record."""
+        if not self.search:
+            return mean, Tree()
+        best = fleet.count_validated(fleet.predict(mean).logits)
+        way = torch.ones_like(best, dtype=torch.float32)
+        for point in reversed(range(self.search)):
+            model = interpolate(own, mean, torch.full_like(way, point / self.search))
+            correct = fleet.count_validated(fleet.predict(model).logits)
+            way = torch.where(correct > best, point / self.search, way)
+            best = torch.maximum(correct, best)
+        return interpolate(own, mean, way), Tree(way=way)
+
+
+def interpolate(own: Weights, mean: Weights, way: Tensor) -> Tree:
+    """Returns the models at a part of the way, one number a peer, from the own one to the mean."""
+
+    def part(start: Tensor, end: Tensor) -> Tensor:
+        if not start.is_floating_point():
+            return start
+        return torch.lerp(start, end, unsqueeze_to(way, start).to(start))
+
+    return map_tree(part, own, mean)
 
 
 def mix_models(sent: Weights, links: Tensor) -> Tree:

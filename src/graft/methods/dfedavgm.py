@@ -11,7 +11,7 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.peers import WAY, MixingMethod, Peers, mix_models
 from graft.federation.reveals import MODEL, Reveals
 from graft.federation.topologies import Topology
 from graft.fields import Search
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DFedAvgM(PeerMethod):
+class DFedAvgM(MixingMethod):
     """Peers train by SGD with momentum, which is reset in every round, and mix with their neighbours.
 
     Quantised, they send updates instead, and each adds the mix of these to its own model. Where all started from one
@@ -34,6 +34,7 @@ class DFedAvgM(PeerMethod):
         "share/model": replace(MODEL, when="if bits is 0"),
         "share_move/steps": Reveals("quantised update of the peer's model", model=True, when="if bits is not 0"),
         "share_move/size": Reveals("size of a quantisation step of that update", when="if bits is not 0"),
+        "mix_moves/way": replace(WAY, when=f"{WAY.when}, and bits is not 0"),
     }
 
     momentum: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.95)] = 0.9  # theta: momentum of SGD
@@ -57,12 +58,13 @@ class DFedAvgM(PeerMethod):
         return Tree(steps=map_tree(lambda leaf: self.in_steps(fleet, leaf, size), update), size=size)
 
     @step
-    def mix_moves(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+    def mix_moves(self, fleet: Fleet, inbox: Tree) -> Tree:
         """Add the mix of all updates that were received."""
         size = inbox.sent.size[:1]  # the inbox is the same for all peers of a fleet; one copy is enough
         updates = map_tree(lambda steps: steps[:1] * unsqueeze_to(size, steps), inbox.sent.steps)
-        fleet.state.model = add_update(fleet.state.model, mix_models(updates, inbox.links))
-        return {}
+        mixed = add_update(fleet.state.model, mix_models(updates, inbox.links))
+        fleet.state.model, reply = self.approach(fleet, fleet.state.trained, mixed)
+        return reply
 
     def training(self, fleet: Fleet) -> Training:
         return replace(fleet.training, optimizer="momentum", momentum=self.momentum, optimizer_state="reset")

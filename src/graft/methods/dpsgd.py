@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.peers import WAY, MixingMethod, Peers, mix_models
 from graft.federation.reveals import MODEL
 from graft.federation.topologies import Topology
 from graft.tensors.trees import Tree, Weights, add_update, difference
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from graft.federation.fleet import Fleet
     from graft.training.optimizers import Training
 
@@ -22,12 +20,13 @@ MUTUAL = Topology("random-undirected", mixing="metropolis")
 
 
 @dataclass(frozen=True)
-class DPSGD(PeerMethod):
+class DPSGD(MixingMethod):
     """Peers train and mix with their neighbours by weights that preserve the mean over all peers."""
 
     reveals: ClassVar = {
         "share/model": replace(MODEL, when="if mode is not original"),
         "share_untrained/model": replace(MODEL, when="if mode is original"),
+        "mix_and_move/way": replace(WAY, when=f"{WAY.when}, and mode is original"),
     }
 
     # fl: train, then mix. dispfl: take a plain mean, then train, as the code of Dis-PFL does. original: compute a
@@ -51,11 +50,12 @@ class DPSGD(PeerMethod):
         return {"model": fleet.state.model}
 
     @step
-    def mix_and_move(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+    def mix_and_move(self, fleet: Fleet, inbox: Tree) -> Tree:
         """Mix the received models, then apply the own gradient step."""
         update = difference(fleet.state.trained, fleet.state.model)
-        fleet.state.model = add_update(mix_models(inbox.sent.model, inbox.links), update)
-        return {}
+        moved = add_update(mix_models(inbox.sent.model, inbox.links), update)
+        fleet.state.model, reply = self.approach(fleet, fleet.state.trained, moved)
+        return reply
 
     def training(self, fleet: Fleet) -> Training:
         # A step of Adam depends on more than the gradient, so it cannot be applied to another model.

@@ -12,7 +12,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.peers import WAY, MixingMethod, Peers, mix_models
 from graft.federation.reveals import MODEL, VOTE
 from graft.federation.topologies import Topology
 from graft.tensors.trees import Tree, add_update, difference, inner_product, map_tree, shares_among, unsqueeze_to
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedDual(PeerMethod):
+class FedDual(MixingMethod):
     """Made after the paper's abstract alone: peers meet in pairs, drawn anew every round, and both take the weighted
     mean of their models (weight_by).
 
@@ -30,7 +30,13 @@ class FedDual(PeerMethod):
     left out. How pairs are drawn, means are weighted and noise is added is our choice: report this as pair-wise gossip.
     """
 
-    reveals: ClassVar = {"share/model": None, "show/model": MODEL, "show/vote": VOTE}
+    reveals: ClassVar = {
+        "share/model": None,
+        "mix/way": None,
+        "show/model": MODEL,
+        "show/vote": VOTE,
+        "merge/way": WAY,
+    }
 
     hierarchical: bool = False  # whether merged pairs merge further within a round, until all have met
     noise: Literal["none", "gaussian", "laplace"] = "none"  # noise added to an update before anybody receives it
@@ -61,12 +67,14 @@ class FedDual(PeerMethod):
         return Tree(model=fleet.state.model, vote=fleet.state.vote)
 
     @step
-    def merge(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the mean with the partner; a peer without one keeps its model."""
+    def merge(self, fleet: Fleet, inbox: Tree) -> Tree:
+        """Go towards the mean with the partner; a peer without one keeps its model."""
         heard, votes = inbox.links != 0, inbox.sent.vote
         fleet.state.vote = (heard * votes).sum(1)
-        fleet.state.model = mix_models(inbox.sent.model, shares_among(votes, heard))
-        return {}
+        mean = mix_models(inbox.sent.model, shares_among(votes, heard))
+        # With noise, the own end of the way is what the peer showed: its exact model stays out of the mix.
+        fleet.state.model, reply = self.approach(fleet, fleet.state.model, mean)
+        return reply
 
     def hidden(self, fleet: Fleet) -> Tree:
         """Returns the trained model with its update clipped and noise added."""

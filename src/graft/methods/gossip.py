@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, mix_models
+from graft.federation.peers import WAY, MixingMethod, Peers, draw_peers, equal_links, everyone_else, mix_models
 from graft.federation.reveals import MODEL, RANDOM_LINKS, VOTE
 from graft.fields import Search
 from graft.tensors.trees import Tree, flatten, shares_among, trainable, unflatten
@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Gossip(PeerMethod):
+class Gossip(MixingMethod):
     """Peers split their models into segments and pull each of them from other peers, drawn anew for every segment.
 
     One segment and one source is plain gossip. Means are weighted as the experiment sets it (weight_by). Buffers are
     not exchanged.
     """
 
-    reveals: ClassVar = {"share/model": None, "cut/segments": MODEL, "cut/vote": VOTE, "pull/links": RANDOM_LINKS}
+    reveals: ClassVar = {
+        "share/model": None,
+        "mix/way": None,
+        "cut/segments": MODEL,
+        "cut/vote": VOTE,
+        "pull/links": RANDOM_LINKS,
+        "assemble/way": WAY,
+    }
 
     segments: Annotated[int, Ge(1), Search(1, 20, log=True)] = 10  # S: number of segments of a model
     sources: Annotated[int, Ge(0)] = 2  # R: from how many peers a segment is pulled; 0 is local training
@@ -55,8 +62,8 @@ class Gossip(PeerMethod):
         return {"links": equal_links(fleet, draw_peers(fleet.random, others, self.sources))}
 
     @step
-    def assemble(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the weighted mean of each segment over its sources and the peer itself."""
+    def assemble(self, fleet: Fleet, inbox: Tree) -> Tree:
+        """Go towards the weighted mean of each segment over its sources and the peer itself."""
         votes = inbox.sent.vote[0].T  # [segments, senders]
         heard = inbox.links != 0
         shares = shares_among(votes, heard if heard.dim() == 3 else heard.unsqueeze(1))
@@ -65,8 +72,8 @@ class Gossip(PeerMethod):
         for path, leaf in flatten(trainable(fleet.state.trained, fleet.model.frozen)):
             model[path] = vector[:, offset : offset + leaf[0].numel()].view_as(leaf)
             offset += leaf[0].numel()
-        fleet.state.model = unflatten(model)
-        return {}
+        fleet.state.model, reply = self.approach(fleet, fleet.state.trained, unflatten(model))
+        return reply
 
     def number_of_segments(self, fleet: Fleet) -> int:
         """As many as the field asks for, but at most one a weight."""

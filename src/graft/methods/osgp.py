@@ -11,7 +11,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, heard_mask, mix_models
+from graft.federation.peers import WAY, MixingMethod, Peers, heard_mask, mix_models
 from graft.federation.reveals import Reveals
 from graft.federation.topologies import Topology
 from graft.tensors.trees import Tree, add_update, difference, flatten, map_tree, trainable, unflatten, unsqueeze_to
@@ -23,7 +23,7 @@ LEAST = 1e-8  # a mass below this is too small to divide by
 
 
 @dataclass(frozen=True)
-class OSGP(PeerMethod):
+class OSGP(MixingMethod):
     """Push-sum: peers push shares of their weights, and the same shares of a mass, along directed links.
 
     What a peer holds is a sum; its model is the sum divided by the mass. A peer that receives more than others has a
@@ -33,8 +33,10 @@ class OSGP(PeerMethod):
 
     reveals: ClassVar = {
         "share/model": None,
+        "mix/way": None,
         "push/sum": Reveals("sum of shares of models, its own trained one among them", model=True),
         "push/mass": Reveals("sum of the same shares of the number 1", ()),
+        "gather/way": WAY,
     }
 
     delay: Annotated[int, Ge(0)] = 1  # tau: rounds until a message arrives; 0 is SGP, which is synchronous
@@ -69,7 +71,7 @@ class OSGP(PeerMethod):
         return held
 
     @step
-    def gather(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
+    def gather(self, fleet: Fleet, inbox: Tree) -> Tree:
         """Keep the own share, and add what arrives."""
         others = heard_mask(fleet, inbox)
         own_share = mix_models(inbox.sent, inbox.links * ~others)
@@ -80,8 +82,13 @@ class OSGP(PeerMethod):
             arrived = map_tree(lambda leaf: leaf[:, 0], queue)
             fleet.state.coming = map_tree(lambda leaf: leaf[:, 1:].contiguous(), queue)
         fleet.state.held = map_tree(torch.add, own_share, arrived)
-        fleet.state.model = unflatten({**dict(flatten(fleet.state.trained)), **dict(flatten(self.divided(fleet)))})
-        return {}
+        mean = unflatten({**dict(flatten(fleet.state.trained)), **dict(flatten(self.divided(fleet)))})
+        fleet.state.model, reply = self.approach(fleet, fleet.state.trained, mean)
+        if self.search:  # a peer that stays where it is holds and pushes the model that it stays with
+            mass = fleet.state.held.mass
+            sums = map_tree(lambda leaf: leaf * unsqueeze_to(mass, leaf), trainable(fleet.state.model, frozenset()))
+            fleet.state.held = Tree(sum=sums, mass=mass)
+        return reply
 
     def divided(self, fleet: Fleet) -> Tree:
         """Returns sums divided by masses; a peer with next to no mass keeps its model."""

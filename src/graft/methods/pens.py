@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, draw_peers, equal_links, everyone_else, heard_mask, mix_models
+from graft.federation.peers import (
+    WAY,
+    MixingMethod,
+    Peers,
+    draw_peers,
+    equal_links,
+    everyone_else,
+    heard_mask,
+    mix_models,
+)
 from graft.federation.reveals import RANDOM_LINKS, Reveals
 from graft.fields import Search
 from graft.tensors.trees import Tree, Weights, select_clients
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PENS(PeerMethod):
+class PENS(MixingMethod):
     """Peers evaluate the models of others on their own data, and in a second phase mix with those that were among the
     best more often than by chance.
 
@@ -36,6 +45,7 @@ class PENS(PeerMethod):
             "the peers that it wants to hear, whose models fitted its own nodes best",
             when="if it tried more models than it took",
         ),
+        "try_out/way": WAY,
     }
     judges_unless: ClassVar = {"judge": ("train",)}
 
@@ -64,18 +74,19 @@ class PENS(PeerMethod):
         return {"links": equal_links(fleet, draw_peers(fleet.random, everyone_else(fleet), self.sampled))}
 
     @step
-    def try_out(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the mean of the own model and of those with the least loss on the own nodes."""
+    def try_out(self, fleet: Fleet, inbox: Tree) -> Tree:
+        """Go towards the mean of the own model and of those with the least loss on the own nodes."""
         heard = heard_mask(fleet, inbox)
         heard &= heard.cumsum(1) <= self.sampled  # a topology of the experiment's may have brought more
         losses = self.losses(fleet, inbox.sent.model, heard)
         # Senders are in the order of their numbers, so of two that are equal the lower number is taken.
         best = heard & (losses.argsort(dim=1, stable=True).argsort(dim=1) < self.chosen)
         mixed = best | (inbox.senders == fleet.client_ids.unsqueeze(1))
-        fleet.state.model = mix_models(inbox.sent.model, mixed / mixed.sum(1, keepdim=True))
+        mean = mix_models(inbox.sent.model, mixed / mixed.sum(1, keepdim=True))
+        fleet.state.model, reply = self.approach(fleet, fleet.state.trained, mean)
         fleet.state.tried = fleet.state.tried.scatter_add(1, inbox.senders, heard.float())
         fleet.state.taken = fleet.state.taken.scatter_add(1, inbox.senders, best.float())
-        return {}
+        return reply
 
     @step
     def choose(self, fleet: Fleet) -> dict[str, Tensor]:
@@ -98,8 +109,7 @@ class PENS(PeerMethod):
     def judged(self, fleet: Fleet, model: Weights) -> Tensor:
         logits = fleet.predict(model).logits
         per_node = functional.cross_entropy(logits.transpose(1, 2), fleet.labels.classes, reduction="none")
-        nodes = fleet.labels.masks[:, 0] if self.judge == "train" else fleet.labels.judged
-        return mean_over(per_node, nodes)
+        return mean_over(per_node, fleet.labels.masks[:, 0] if self.judge == "train" else fleet.labels.judged)
 
     def good(self, fleet: Fleet) -> Tensor:
         """Returns a mask of the peers whose models were taken more often than by chance, [peers, federation]."""

@@ -86,6 +86,9 @@ def test_what_does_not_take_part_is_refused():
         ("fedgkc", {"gate": False, "knowledge_from": "validation"}),
         ("fedgkc_paper", {"answer": "best"}),
         ("dfed_sst", {"search": 4}),
+        *((name, {"search": 4}) for name in ("dfedavgm", "dpsgd", "feddual", "gossip", "osgp", "pens")),
+        ("dis_pfl", {"search": 4, "density": 0.9}),
+        ("pens", {"judge": "val", "chosen": 1, "first_phase": 1.0}),
     ],
 )
 def test_chosen_values_say_whether_a_method_judges(name, settings):

@@ -9,10 +9,10 @@ import torch
 
 from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
+from graft.federation.peers import interpolate
 from graft.federation.topologies import Topology
 from graft.methods.dfed_sst import DFedSST, DFedSSTPaper
 from graft.methods.dfed_sst.fingerprints import fingerprint
-from graft.methods.dfed_sst.method import interpolate
 from graft.methods.dfed_sst.paths import Paths
 from graft.methods.fedavg import FedAvg
 from graft.methods.local import Local
@@ -386,10 +386,3 @@ def test_a_peer_goes_towards_the_mean_as_far_as_its_validation_nodes_like_it(sea
             select_clients(fleet.state.model, client),
             select_clients(interpolate(own, far, torch.full((2,), way, dtype=torch.float32)), client),
         )
-
-
-def test_the_ends_of_the_way_are_the_models_themselves():
-    own, mean = Tree(w=torch.tensor([[1.0], [0.1]])), Tree(w=torch.tensor([[3.0], [0.7]]))
-    assert interpolate(own, mean, torch.tensor([0.0, 1.0])).w.tolist() == [[1.0], [pytest.approx(0.7)]]
-    assert interpolate(own, mean, torch.tensor([0.5, 0.5])).w.tolist() == [[2.0], [pytest.approx(0.4)]]
-    assert torch.equal(interpolate(own, mean, torch.ones(2)).w, mean.w)

@@ -21,6 +21,14 @@ COMPARED = {
 SEVEN = ("cora", "citeseer", "pubmed", "computers", "photo", "cs", "physics")
 FOUR = ("cora", "citeseer", "pubmed", "photo")  # of figures with four datasets that are not named in our text
 METIS = {"partition": "metis"}
+MOMENTUM = {"optimizer": "momentum", "learning_rate": 0.1, "optimizer_state": "reset"}
+SEARCH = {"search": 4}
+# The same search for all, so that what is left of a difference is whom a peer hears and how much it weighs them.
+EQUALLY_INFORMED = {
+    "dfed_sst": Variant("dfed_sst"),
+    "random-partners": Variant("dfed_sst", {"select": "random", "degree": "half"}),
+    **{f"{name}-search": Variant(name, SEARCH) for name in ("dpsgd", "gossip", "dis_pfl")},
+}
 SHARES = (0.1, 0.3, 0.5)
 
 
@@ -81,6 +89,23 @@ STUDIES: dict[str, Study] = {
         figure="bars",
         note="no-degree, no-cse, no-selection and to-the-letter change the row `paper`; the last leaves a peer's own "
         "model out of its mean, as Eq. 8 does.",
+    ),
+    "dfed-sst-worth": Study(
+        meaning="DFed-SST beside partners drawn at random and baselines with its search, under two optimisers",
+        datasets=FOUR,
+        clients=(10, 20),
+        rows={
+            **EQUALLY_INFORMED,
+            **{
+                f"{name}-momentum": Variant(row.method, row.settings, MOMENTUM)
+                for name, row in EQUALLY_INFORMED.items()
+            },
+        },
+        experiment=METIS,
+        beside=("test_trained",),
+        note="Rows that end in -momentum train by momentum at 0.1, the others by Adam at 0.01; every row searches on "
+        "validation nodes how far a peer goes towards the mean. random-partners: half of all peers, drawn every tenth "
+        "round, weighed as DFed-SST weighs those it chooses.",
     ),
     "dfed-sst-topology-sparsity": sparsity_study("edges", "edge_sparsity", printed("dfed_sst_table3", clients=10)),
     "dfed-sst-label-sparsity": sparsity_study(

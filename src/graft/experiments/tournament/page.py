@@ -198,7 +198,9 @@ def held_out_rows(result: FamilyResult) -> Iterator[tuple[str, ...]]:
             continue
         without = result.judged_by_training
         difference = difference_of(pair(without.signed(row, column), result.signed(row, column)), 1, 1)
-        scores = [mean_std(list(entry.cells[row, column].values().values()), cell.metric) for entry in (result, without)]
+        scores = [
+            mean_std(list(entry.cells[row, column].values().values()), cell.metric) for entry in (result, without)
+        ]
         yield row, column, *scores, *difference_texts(cell.metric, difference)
 
 

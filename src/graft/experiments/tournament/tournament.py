@@ -97,7 +97,10 @@ def labels_over(trials: Trials) -> list[str]:
 def plan_finals(trials: Trials, folder: Path) -> Finals:
     """Returns the runs at the end of the methods whose trials are over."""
     over = labels_over(trials)
-    subjects, studies = {label: trials.subjects[label] for label in over}, {label: trials.studies[label] for label in over}
+    subjects, studies = (
+        {label: trials.subjects[label] for label in over},
+        {label: trials.studies[label] for label in over},
+    )
     trials = replace(trials, subjects=subjects, studies=studies)
     return Finals(trials, folder, importance=False, brief=True, again=HELD_OUT)
 

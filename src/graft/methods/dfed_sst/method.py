@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, everyone_else, mix_models
+from graft.federation.peers import MixingMethod, Peers, everyone_else
 from graft.federation.reveals import Reveals
 from graft.fields import Search
 from graft.methods.dfed_sst.fingerprints import (
@@ -23,7 +23,7 @@ from graft.methods.dfed_sst.fingerprints import (
 )
 from graft.methods.dfed_sst.paths import Paths
 from graft.methods.dfed_sst.selection import adaptive_degree, mixing_shares, similarity, top_mask
-from graft.tensors.trees import Tree, Weights, map_tree, unsqueeze_to
+from graft.tensors.trees import Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from graft.federation.fleet import Fleet
 
 
-@dataclass(frozen=True)
-class DFedSST(PeerMethod):
+@dataclass(frozen=True, kw_only=True)
+class DFedSST(MixingMethod):
     """Peers hear the more others the more scattered their own classes are, and those with the most similar ones.
 
     Two things are ours: every peer hears at least half of all peers, and goes from its own model towards the mean of
@@ -48,16 +48,14 @@ class DFedSST(PeerMethod):
         "describe/cse": Reveals("mean predictions for the nodes of each class, weighted by how far apart these are"),
         "describe/features": Reveals("mean features of its nodes", ("features",), when="if similar_by is features"),
         # What follows is for the run's record alone.
-        "mix/way": Reveals("how far it goes towards the mean of models", when="if search is above 0"),
         "choose/wlsd": Reveals("the same number as in its fingerprint"),
         "choose/degree": Reveals("number of peers that it will hear"),
         "choose/similarity": Reveals("similarity of its fingerprint to those that it heard"),
     }
-    judges_unless: ClassVar = {"search": (0,)}
 
     k_topo: Annotated[int, Ge(1), Search(1, 20, log=True)] = 10  # rounds between two choices of whom to hear
     include_self: bool = True  # whether the own model counts in the mean; off is the paper's formula to the letter
-    search: Annotated[int, Ge(0)] = 4  # points between own model and mean tried on validation nodes; 0: take the mean
+    search: int = 4
     min_share: Annotated[float, Ge(0)] = 0.5  # smallest share of all peers that a peer hears
     # Classes of nodes: true on training nodes and else predicted, true on training nodes alone, or true on all.
     labels: LabelSource = "mixed"
@@ -90,23 +88,6 @@ class DFedSST(PeerMethod):
     def links(self, fleet: Fleet) -> Tree:
         """Return whom each peer hears, as it chose last."""
         return Tree(links=fleet.state.links)
-
-    @step
-    def mix(self, fleet: Fleet, inbox: Tree) -> Tree:
-        """Go towards the weighted mean of the models heard, to the point that is best on the validation nodes."""
-        own, mean = fleet.state.trained, mix_models(inbox.sent.model, inbox.links)
-        if not self.search:
-            fleet.state.model = mean
-            return Tree()
-        best = fleet.count_validated(fleet.predict(mean).logits)
-        way = torch.ones_like(best, dtype=torch.float32)
-        for point in reversed(range(self.search)):
-            model = interpolate(own, mean, torch.full_like(way, point / self.search))
-            correct = fleet.count_validated(fleet.predict(model).logits)
-            way = torch.where(correct > best, point / self.search, way)
-            best = torch.maximum(correct, best)
-        fleet.state.model = interpolate(own, mean, way)
-        return Tree(way=way)
 
     @step(fleet=False)
     def describe(self, fleet: Fleet) -> Tree:
@@ -158,23 +139,16 @@ class DFedSST(PeerMethod):
         return mixing_shares(cosines.double(), wlsd.double(), selected).float()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DFedSSTPaper(DFedSST):
-    """DFed-SST as published: the least scattered peer hears nobody, and every mean is taken as it is."""
+    """DFed-SST as published: the least scattered peer hears nobody, and every mean is taken as it is.
 
-    search: int = 0
+    The own model counts in it, as it does not in print: the page of this variant says what that costs. A tuning leaves
+    `search` off, which is ours.
+    """
+
+    search: Annotated[int, Search()] = 0
     min_share: float = 0.0
-
-
-def interpolate(own: Weights, mean: Weights, way: Tensor) -> Tree:
-    """Returns the models at a part of the way, one number a peer, from the own one to the mean."""
-
-    def part(start: Tensor, end: Tensor) -> Tensor:
-        if not start.is_floating_point():
-            return start
-        return torch.lerp(start, end, unsqueeze_to(way, start).to(start))
-
-    return map_tree(part, own, mean)
 
 
 def half_of_all(fleet: Fleet) -> Tensor:

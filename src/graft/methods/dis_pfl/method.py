@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from graft.federation.method import step
-from graft.federation.peers import PeerMethod, Peers, mix_models
+from graft.federation.peers import WAY, MixingMethod, Peers, mix_models
 from graft.federation.reveals import MODEL, Reveals
 from graft.federation.topologies import Topology
 from graft.fields import Search
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DisPFL(PeerMethod):
+class DisPFL(MixingMethod):
     """Every peer trains a sparse model with a mask of its own, of one density for all, and takes the mean of each
     weight over those neighbours that have it.
 
@@ -37,9 +37,11 @@ class DisPFL(PeerMethod):
 
     reveals: ClassVar = {
         "share/model": None,
+        "mix/way": None,
         "send/dense": MODEL,
         "send/active": MODEL,
         "send/bits": Reveals("which weights its mask selects: at random at first, then the largest trained ones"),
+        "combine/way": WAY,
     }
 
     density: Annotated[float, Gt(0), Le(1)] = 0.5  # rho: share of all weights a peer has; 1 is D-PSGD, mode "dispfl"
@@ -72,12 +74,13 @@ class DisPFL(PeerMethod):
         # The paper ends a round with the search for a new mask, to be used from the next round on. Beginning the next
         # round with it comes to the same, and the mask stays that of the models which are scored in between.
         if peers.round > 1:
-            peers.do(self.search, share=self.drop_share(peers.round - 2, peers.rounds))
+            peers.do(type(self).search, share=self.drop_share(peers.round - 2, peers.rounds))
         peers.exchange(self.send, self.combine, along=Topology("random"))
         peers.do(self.train)
 
-    @step
-    def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:
+    # The step has the name of a setting, which only its class tells apart; its random numbers are by that name.
+    @step  # type: ignore[misc]
+    def search(self, fleet: Fleet, settings: Tree) -> dict[str, Tensor]:  # type: ignore[override]
         """Prune the smallest weights and grow as many that the peer did not have; these start at 0."""
         state, counts = fleet.state, self.counts(fleet)
         weights = dict(flatten(state.trained))
@@ -119,8 +122,8 @@ class DisPFL(PeerMethod):
         return Tree({name: unflatten(leaves) for name, leaves in parts.items() if leaves})
 
     @step
-    def combine(self, fleet: Fleet, inbox: Tree) -> dict[str, Tensor]:
-        """Take the mean of every weight over the senders that have it, and apply the own mask."""
+    def combine(self, fleet: Fleet, inbox: Tree) -> Tree:
+        """Go towards the mean of every weight over the senders that have it, and apply the own mask."""
         sent, links, masks = inbox.sent, inbox.links, dict(flatten(fleet.state.mask))
         mean = dict(flatten(mix_models(sent.get("dense", Tree()), links)))
         bits = dict(flatten(sent.get("bits", {})))
@@ -130,8 +133,9 @@ class DisPFL(PeerMethod):
             total = links @ unpacked(values[0], sent_masks)
             owners = links @ sent_masks.float()
             mean[path] = torch.where(owners > 0, total / owners, 0).view_as(mask) * mask
-        fleet.state.model = unflatten({path: mean[path] for path, _ in flatten(fleet.state.model)})
-        return {}
+        whole = unflatten({path: mean[path] for path, _ in flatten(fleet.state.model)})
+        fleet.state.model, reply = self.approach(fleet, fleet.state.trained, whole)
+        return reply
 
     def loss(self, fleet: Fleet, weights: Weights) -> Tensor:
         # Through the mask no gradient reaches a masked weight, so it stays exactly 0.
