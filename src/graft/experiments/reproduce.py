@@ -206,9 +206,17 @@ def run_cell(order: Order, federations: Federations, check: Check) -> Message:
 
 
 def accuracy_curve(result: Result) -> dict[str, list[float]]:
-    """Test accuracy by round, for a figure; nothing is selected by it."""
+    """Returns test accuracy by round, of clients' own models and of what the server hands out, for a figure; nothing is
+    selected by it."""
     scored = [record for record in result.rounds if record.get("test") is not None]
     return {
         "round": [record["round"] for record in scored],
         "test": [round(record["test"], 5) for record in scored],
+        "test_served": [round(served(record), 5) for record in scored],
     }
+
+
+def served(record: Mapping[str, Any]) -> float:
+    """Returns the score of what clients are given after a round: the global model, or else a model of their own."""
+    common = record.get("test_global")
+    return float(record["test"] if common is None or "test_trained" in record else common)
