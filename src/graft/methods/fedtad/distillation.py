@@ -66,8 +66,8 @@ class Distillation(Plug):
     walk_probes: Annotated[int, Ge(1)] = 256
     include_self: bool = True  # a node is among its neighbours, with similarity 1; off: an isolated node counts nothing
     reliability_noise: Annotated[float, Ge(0)] = 0.0  # relative Gaussian noise on the reliability that a client reports
-    # Who votes in the host's average: as the host has it; every client by the mean of its shares in the reliabilities of
-    # all classes; or as the host has it, but in the last layer the weights of each class by the shares in that class.
+    # Votes in the host's average: the host's; for every client the mean over classes of its share in their reliability;
+    # or the host's, but in the last layer, for the weights of each class, the shares in that class.
     votes: Literal["host", "client", "class"] = "host"
     # I: how often generator and server's model train in turn in a round; 0: no distillation.
     iterations: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 5
