@@ -15,7 +15,7 @@ from graft.engines.capture import capture_stream
 from graft.federation.clients import Clients, Replies
 from graft.federation.evaluation import accuracy
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedtad import FedTADPaper
+from graft.methods.fedtad import FedTAD
 from graft.tensors.trees import Tree, Weights, select_clients, stack
 
 ROUNDS = 10  # of FedAvg, before the server distils
@@ -24,7 +24,7 @@ ROUNDS = 10  # of FedAvg, before the server distils
 class TrainedFederation:
     """A federation after some rounds of FedAvg, whose models are the teachers, and the score of a student."""
 
-    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTADPaper) -> None:
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
         self.method, self.device = method, device
         trained = GraftSide(make_setup(FedAvg(), graphs, device))
         for _ in range(ROUNDS):
@@ -47,7 +47,7 @@ class TrainedFederation:
 class GraftServerPhase(TrainedFederation):
     """Graft: all teachers are one stack."""
 
-    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTADPaper) -> None:
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
         super().__init__(graphs, device, method)
         self.rounds = ROUNDS
 
@@ -65,7 +65,7 @@ class GraftServerPhase(TrainedFederation):
 class LoopServerPhase(TrainedFederation):
     """The usual way: one teacher after another, anew in every step."""
 
-    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTADPaper) -> None:
+    def __init__(self, graphs: list[Graph], device: torch.device, method: FedTAD) -> None:
         super().__init__(graphs, device, method)
         torch.manual_seed(0)
         self.features, self.classes = graphs[0].features, graphs[0].classes

@@ -42,7 +42,7 @@ from graft.methods.fednova import FedNova
 from graft.methods.fedopt import FedAdam
 from graft.methods.fedppn import FedPPN
 from graft.methods.fedrep import FedRep
-from graft.methods.fedtad import FedTADPaper
+from graft.methods.fedtad import FedTAD
 from graft.methods.fgssl import FGSSL
 from graft.methods.fiarse import FIARSE
 from graft.methods.gcfl import GCFLPlus
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that
     "fgssl": (FGSSL(), LoopFGSSL, in_graft),
     "adafgl": (AdaFGL(extractor_share=0.01), LoopAdaFGL, in_graft),
     "gcfl_plus": (GCFLPlus(mean_below=0.0), LoopGCFLPlus, in_graft),
-    "fedtad_server": (FedTADPaper(), LoopServerPhase, GraftServerPhase),
+    "fedtad_server": (FedTAD(adversarial=True), LoopServerPhase, GraftServerPhase),
 }
 
 

@@ -1,8 +1,10 @@
-"""The record of a run as one small file: its experiment, what result.json would hold, and its test accuracy by round."""
+"""The record of a run as one small file: its experiment, what result.json would hold, and its test accuracy by
+round."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,17 @@ def perform_brief(order: Order, federations: Federations, check: Check) -> Messa
 
 
 def accuracy_curve(result: Result) -> dict[str, list[float]]:
-    """Test accuracy by round, for a figure; nothing is selected by it."""
+    """Returns test accuracy by round, of clients' own models and of what the server hands out, for a figure; nothing is
+    selected by it."""
     scored = [record for record in result.rounds if record.get("test") is not None]
     return {
         "round": [record["round"] for record in scored],
         "test": [round(record["test"], 5) for record in scored],
+        "test_served": [round(served(record), 5) for record in scored],
     }
+
+
+def served(record: Mapping[str, Any]) -> float:
+    """Returns the score of what clients are given after a round: the global model, or else a model of their own."""
+    common = record.get("test_global")
+    return float(record["test"] if common is None or "test_trained" in record else common)

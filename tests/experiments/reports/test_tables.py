@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from graft.cli import app
 from graft.experiments.reports.study_figures import study_figure, study_panels
 from graft.experiments.reports.tables import StudyTable
+from graft.experiments.reproduce import served
 from graft.experiments.studies import STUDIES
 from graft.experiments.studies.paper_tables import Number
 from graft.experiments.studies.study import Variant
@@ -235,3 +236,31 @@ def test_curves_show_accuracy_round_by_round(monkeypatch):
     assert [(value["series"], value["x"]) for value in values] == [(row, n) for row in TINY.rows for n in (1, 2)]
     of_seeds = [cell.read()["curve"]["test"][0] for cell in plan.cells if (cell.row, cell.clients) == ("local", 2)]
     assert values[0]["y"] == pytest.approx(100 * mean(of_seeds), abs=0.01)
+
+
+@pytest.mark.usefixtures("finished")
+def test_curves_are_of_the_models_that_the_table_is_of(monkeypatch):
+    def first_point(measure):
+        monkeypatch.setitem(STUDIES, "tiny", replace(TINY, figure="rounds", measure=measure))
+        plan = tiny_plan()
+        values = study_panels(StudyTable(plan))[0].body["data"]["values"]
+        cells = [cell.read()["curve"] for cell in plan.cells if (cell.row, cell.clients) == ("mine", 2)]
+        own, served = (100 * mean(curve[name][0] for curve in cells) for name in ("test", "test_served"))
+        assert abs(own - served) > 0.1
+        return next(value["y"] for value in values if value["series"] == "mine"), own, served
+
+    drawn, own, _ = first_point("test")
+    assert drawn == pytest.approx(own, abs=0.01)
+    drawn, _, served = first_point("test_served")
+    assert drawn == pytest.approx(served, abs=0.01)
+    for cell in tiny_plan().cells:  # as older versions wrote them
+        stored = cell.read()
+        del stored["curve"]["test_served"]
+        cell.path.write_text(json.dumps(stored), encoding="utf-8")
+    assert study_panels(StudyTable(tiny_plan())) == []
+
+
+def test_what_is_handed_out_is_the_global_model_or_one_for_each():
+    assert served({"test": 0.5, "test_global": 0.6}) == 0.6
+    assert served({"test": 0.5, "test_global": None}) == 0.5  # nothing is handed out
+    assert served({"test": 0.5, "test_trained": 0.4, "test_global": 0.6}) == 0.5  # the server made one for each

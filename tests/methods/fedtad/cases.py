@@ -7,7 +7,7 @@ from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.federation.clients import Clients
 from graft.federation.server import Server
-from graft.methods.fedtad import FedTADPaper
+from graft.methods.fedtad import FedTAD
 from graft.methods.fedtad.generator import Generator, pseudo_labels
 from graft.methods.fedtad.lesson import Students, SyntheticLesson, teacher_votes
 from graft.tensors.randomness import streams
@@ -26,7 +26,7 @@ def path_graph(labels=(0, 0, 1), train=(True, True, True), edges=((0, 1), (1, 2)
 
 def reported_by(graphs, round=1, **settings):
     """What clients report of themselves."""
-    setup = toy_setup(FedTADPaper(**settings), graphs=graphs)
+    setup = toy_setup(FedTAD(**settings), graphs=graphs)
     engine = InProcess(setup)
     return Clients(engine, round, list(range(len(graphs)))).ask(setup.method.tell_reliability)
 

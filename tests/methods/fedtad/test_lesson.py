@@ -1,9 +1,11 @@
 """Who teaches whom in FedTAD, how much, and on nodes of which classes."""
 
+import pytest
 import torch
 
 from graft.methods.fedtad import FedTADPaper
 from graft.methods.fedtad.lesson import mixing_coefficients, relative_reliability, teacher_votes
+from graft.methods.fedtad.losses import recognition
 from graft.models import build_model
 from graft.tensors.trees import map_tree
 from tests.toy import CLASSES, random_weights, run_rounds, toy_setup
@@ -23,6 +25,20 @@ def test_votes_make_a_mean_over_the_nodes_of_each_class():
     labels = torch.tensor([0, 0, 0, 2])
     votes = teacher_votes(torch.tensor([[1.0, 0.0, 3.0], [3.0, 0.0, 0.0]]), torch.ones(1, 2), labels)[0]
     torch.testing.assert_close(votes, torch.tensor([[1 / 12, 1 / 12, 1 / 12, 1], [0.25, 0.25, 0.25, 0]]))
+
+
+def test_votes_for_a_sum_are_those_for_a_mean_times_the_nodes_of_a_class():
+    reliability, labels = torch.tensor([[1.0, 0.0, 3.0], [3.0, 0.0, 0.0]]), torch.tensor([0, 0, 0, 2])
+    votes = teacher_votes(reliability, torch.ones(1, 2), labels, "sum")[0]
+    assert votes.tolist() == [[0.25, 0.25, 0.25, 1], [0.75, 0.75, 0.75, 0]]
+    logits = torch.tensor([[[0.0, 3.0]] * 4, [[2.0, 0.0]] * 4])
+    several, one = torch.tensor([1, 1, 1, 1]), torch.tensor([1])
+    means, sums = (
+        teacher_votes(reliability[:, :2] + 1, torch.ones(1, 2), several, kind)[0] for kind in ("mean", "sum")
+    )
+    assert recognition(logits, several, sums).item() == pytest.approx(4 * recognition(logits, several, means).item())
+    single = teacher_votes(reliability[:, :2] + 1, torch.ones(1, 2), one, "sum")[0]
+    assert recognition(logits[:, :1], one, single).item() == pytest.approx(recognition(logits, several, means).item())
 
 
 def test_partial_participation_shares_out_among_those_who_take_part():

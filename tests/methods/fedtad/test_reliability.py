@@ -16,6 +16,7 @@ def test_reliability_of_a_path_by_hand():
     torch.testing.assert_close(report.reliability, torch.tensor([[1.581139, 0.316228]]), atol=1e-6, rtol=0)
     report = reported_by([path_graph()], walk_length=2)
     torch.testing.assert_close(report.reliability, torch.tensor([[1.729312, 0.658114]]), atol=1e-6, rtol=0)
+    assert not FedTADPaper().include_self  # as Eq. 5 is printed
     assert report.norm.tolist() == [1.0]
     assert report.size.tolist() == [3]
 

@@ -89,7 +89,9 @@ def stock_phase(method, generator, student, teachers, reliability, labels, draws
 
 
 def test_server_phase_equals_one_written_with_stock_layers():
-    method = FedTADPaper(pseudo_nodes=14, pseudo_neighbours=4, generator_steps=2, semantic_weight=0.7, iterations=3)
+    nodes = {"pseudo_nodes": 14, "pseudo_neighbours": 4, "bound": "norm", "pseudo_classes": "balanced"}
+    steps = {"iterations": 3, "generator_steps": 2, "student_steps": 5}
+    method = FedTADPaper(**nodes, **steps, semantic_weight=0.7, class_losses="mean", include_self=True)
     setup = toy_setup(method)
     server = server_for(setup)
     plain = run_rounds(toy_setup(FedAvg()), rounds=1)

@@ -96,15 +96,18 @@ def curves_by_setting(results: StudyResults, columns: dict[str, Scores]) -> dict
 
 
 def curves_by_round(results: StudyResults) -> dict[str, Curves]:
-    """Returns the test accuracy of each column against rounds, over the seeds that are there."""
+    """Returns the test accuracy of each column against rounds, over the seeds that are there: of what the server hands
+    out where the table shows that, else of clients' own models."""
+    score = "test_served" if results.plan.study.measure == "test_served" else "test"
     by_column: dict[str, Curves] = {}
     for name, column in zip(results.columns, results.plan.columns, strict=True):
         curves: dict[str, list[CurvePoint]] = {}
         for row in results.plan.rows:
             stored = [(results.stored[row, *column, seed] or {}).get("curve") for seed in results.plan.seeds]
-            of_seeds = [curve for curve in stored if curve is not None and curve["round"]]
+            # Results from before curves had both scores lack one, and another would be no substitute.
+            of_seeds = [curve for curve in stored if curve is not None and curve["round"] and score in curve]
             if of_seeds:
-                accuracies = zip(*(curve["test"] for curve in of_seeds), strict=False)
+                accuracies = zip(*(curve[score] for curve in of_seeds), strict=False)
                 rounds = zip(of_seeds[0]["round"], accuracies, strict=False)
                 curves[row] = [CurvePoint(number, *in_percent(tests)) for number, tests in rounds]
         if curves:

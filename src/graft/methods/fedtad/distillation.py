@@ -16,11 +16,12 @@ from graft.federation.plug import Plug, aggregated, replace_aggregated
 from graft.federation.reveals import NODES, Reveals
 from graft.fields import Search
 from graft.methods.fedtad.disclosure import DISCLOSED, disclosed, merge_disclosed
-from graft.methods.fedtad.generator import Generator, generate, pseudo_labels
+from graft.methods.fedtad.generator import Generator, drawn_labels, generate, pseudo_labels
 from graft.methods.fedtad.lesson import Lesson, Students, SyntheticLesson, mixing_coefficients, teacher_votes
 from graft.methods.fedtad.losses import DIVERGENCES, DIVERSITIES, recognition
 from graft.methods.fedtad.reliability import class_reliability, mean_feature_norm
 from graft.methods.fedtad.synthetic_graph import Similarity, neighbour_graph, stacked_logits
+from graft.methods.fedtad.votes import ReliableVotes, by_client, check_head, check_votes, with_reliable_head
 from graft.methods.fedtad.walks import BUDGET
 from graft.tensors.randomness import index_tensor
 from graft.tensors.trees import Tree, Weights, flatten, map_tree, select_clients, trainable, write_rows
@@ -44,6 +45,7 @@ class Distillation(Plug):
     neighbours. A generator makes synthetic nodes that reliable teachers recognise, and there the server's model
     follows them.
     The defaults are what worked best on validation nodes, see docs/results/fedtad.md; `fedtad_paper` has the paper's.
+    Reliabilities may also weigh the host's average (`votes`), with `iterations = 0` instead of any distillation.
     """
 
     capturable: ClassVar[bool] = True
@@ -64,6 +66,9 @@ class Distillation(Plug):
     walk_probes: Annotated[int, Ge(1)] = 256
     include_self: bool = True  # a node is among its neighbours, with similarity 1; off: an isolated node counts nothing
     reliability_noise: Annotated[float, Ge(0)] = 0.0  # relative Gaussian noise on the reliability that a client reports
+    # Votes in the host's average: the host's; for every client the mean over classes of its share in their reliability;
+    # or the host's, but in the last layer, for the weights of each class, the shares in that class.
+    votes: Literal["host", "client", "class"] = "host"
     # I: how often generator and server's model train in turn in a round; 0: no distillation.
     iterations: Annotated[int, Ge(0), Search(choices=(1, 3, 5, 10))] = 5
     # I_g: steps of the generator in an iteration.
@@ -78,7 +83,11 @@ class Distillation(Plug):
     # "paper": divergence of predictions, whose gradient reaches the generator through the teachers too, and mean cosine
     # of nodes; "released": difference of logits, and distances of nodes times those of their noise.
     distil_losses: Literal["paper", "released"] = "paper"
+    # Whether losses are means over the synthetic nodes of each class, or sums over them, which grow with their number.
+    class_losses: Literal["mean", "sum"] = "mean"
     pseudo_nodes: Annotated[int, Ge(1)] = 100  # B: synthetic nodes in a batch of the generator
+    # Classes of synthetic nodes: equally many of each, or drawn anew in every round, each as likely.
+    pseudo_classes: Literal["balanced", "uniform"] = "balanced"
     pseudo_neighbours: Annotated[int, Ge(1)] = 5  # number of a synthetic node's neighbours, itself included
     pseudo_similarity: Similarity = "dot"  # similarity by which a synthetic node's neighbours are chosen
     noise_width: Annotated[int, Ge(1)] = 32  # width of the noise that the generator is given beside a class
@@ -117,6 +126,8 @@ class Distillation(Plug):
 
     def start_plug(self, server: Server) -> None:
         clients, device = server.clients, server.device
+        if self.votes == "class":
+            check_head(server)
         state = server.state.distillation = Tree(
             reliability=torch.zeros(clients, server.classes, device=device),
             norm=torch.zeros(clients, device=device),
@@ -131,13 +142,31 @@ class Distillation(Plug):
         if self.student_optimizer == "persistent":
             state.student_optimizer = new_optimizer(server, aggregated(server))
 
+    def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:
+        if self.votes != "client":
+            super().aggregate(server, clients, replies)
+            return
+        check_votes(replies)
+        voting = ReliableVotes(replies, by_client(self.reliability_of(server, clients, replies), replies.weight))
+        super().aggregate(server, clients, voting)
+        voting.check_asked()
+
+    def reliability_of(self, server: Server, clients: Clients, replies: Replies) -> Tensor:
+        """Returns the reliability of those who replied for every class, [clients, classes]."""
+        self.collect_reliability(server, clients, replies.clients)
+        reliability: Tensor = server.state.distillation.reliability
+        return reliability[index_tensor(tuple(replies.clients), server.device)]
+
     def after_aggregation(self, server: Server, clients: Clients, replies: Replies) -> None:
+        if self.votes == "class":
+            check_votes(replies)
+            reliability = self.reliability_of(server, clients, replies)
+            server.state.model = with_reliable_head(server.state.model, replies.model, replies.weight, reliability)
         if not self.iterations:
             return
-        self.collect_reliability(server, clients, replies.clients)
+        reliability = self.reliability_of(server, clients, replies)
         before = aggregated(server, replies.clients)
         students = self.students(server, before, replies.clients)
-        reliability = server.state.distillation.reliability[index_tensor(tuple(replies.clients), server.device)]
         scope, teachers = self.scope(server, before, replies.model), self.trained_models(clients, replies)
         if self.distil_on == "real":
             self.distil_on_real(server, clients, teachers, scope, students)
@@ -216,12 +245,16 @@ class Distillation(Plug):
     def distil(self, server: Server, teachers: Weights, reliability: Tensor, scope: Tensor, students: Students) -> None:
         """Train generator and students in turn: seek nodes on which models disagree, and follow reliable teachers."""
         state = server.state.distillation
-        labels = pseudo_labels(reliability.sum(0) > 0, self.pseudo_nodes)
+        usable = reliability.sum(0) > 0
+        if self.pseudo_classes == "balanced":
+            labels = pseudo_labels(usable, self.pseudo_nodes)
+        else:
+            labels = drawn_labels(usable, server.random("labels").uniform(self.pseudo_nodes)[0])
         lesson = SyntheticLesson(
             model=server.model,
             teachers=teachers,
-            votes=teacher_votes(reliability, scope, labels),
-            common_votes=teacher_votes(reliability, torch.ones_like(scope[:1]), labels)[0],
+            votes=teacher_votes(reliability, scope, labels, self.class_losses),
+            common_votes=teacher_votes(reliability, torch.ones_like(scope[:1]), labels, self.class_losses)[0],
             labels=labels,
             norm=(state.norm * state.size).sum() / state.size.sum().clamp(min=1),
         )
@@ -302,16 +335,25 @@ class Distillation(Plug):
 
 @dataclass(frozen=True)
 class PaperDistillation(Distillation):
-    """The server phase as published: the generator seeks disagreement above all, and students take large steps."""
+    """The server phase as published: the generator seeks disagreement above all, and students take large steps.
 
+    How many steps both take is chosen within the paper's grid, on validation nodes.
+    """
+
+    include_self: bool = False
+    iterations: int = 1
+    student_steps: int = 1
     semantic_weight: float = 0.1
     diversity_weight: float = 0.1
     adversarial: bool = True
+    class_losses: Literal["mean", "sum"] = "sum"
+    pseudo_classes: Literal["balanced", "uniform"] = "uniform"
+    bound: Literal["norm", "none"] = "none"
     student_learning_rate: float = 1e-3
 
 
 @dataclass(frozen=True)
-class ReleasedDistillation(PaperDistillation):
+class ReleasedDistillation(Distillation):
     """The losses and the unbounded generator of the authors' released code.
 
     The position of a node is there a list of node numbers, drawn at random, and the reliability that comes of it the
@@ -319,11 +361,11 @@ class ReleasedDistillation(PaperDistillation):
     """
 
     reliability: Literal["topology", "count", "equal"] = "count"
-    semantic_weight: float = 1.0
-    diversity_weight: float = 1.0
+    adversarial: bool = True
     distil_losses: Literal["paper", "released"] = "released"
     pseudo_similarity: Similarity = "cosine"
     bound: Literal["norm", "none"] = "none"
+    student_learning_rate: float = 1e-3
 
 
 def new_optimizer(server: Server, students: Weights) -> Tree:

@@ -46,10 +46,21 @@ def pseudo_labels(usable: Tensor, nodes: int) -> Tensor:
 
     The number of usable classes changes values, never shapes, so nothing is read back from the device.
     """
-    classes = (~usable).to(torch.int8).argsort(stable=True)
+    classes = usable_first(usable)
     count = usable.sum().clamp(min=1)
     each, rest = nodes // count, nodes % count
     node = torch.arange(nodes, device=usable.device)
     within_larger = node // (each + 1)
     within_smaller = rest + (node - rest * (each + 1)) // each.clamp(min=1)
     return classes[torch.where(node < rest * (each + 1), within_larger, within_smaller)]
+
+
+def drawn_labels(usable: Tensor, uniform: Tensor) -> Tensor:
+    """Labels of synthetic nodes, [nodes]: for each a usable class, drawn by a number in [0, 1)."""
+    place = (uniform * usable.sum().clamp(min=1)).long()
+    return usable_first(usable)[place]
+
+
+def usable_first(usable: Tensor) -> Tensor:
+    """Returns all classes, the usable ones first."""
+    return (~usable).to(torch.int8).argsort(stable=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -50,12 +50,17 @@ def relative_reliability(reliability: Tensor, scope: Tensor) -> Tensor:
     return torch.where(total > 0, masked / total.clamp(min=1e-12), 0)
 
 
-def teacher_votes(reliability: Tensor, scope: Tensor, labels: Tensor) -> Tensor:
-    """Returns the share of each teacher at each synthetic node, divided by how many nodes have its class:
+def teacher_votes(
+    reliability: Tensor, scope: Tensor, labels: Tensor, losses: Literal["mean", "sum"] = "mean"
+) -> Tensor:
+    """Returns the share of each teacher at each synthetic node, for a mean divided by how many nodes have its class:
     [students, teachers, nodes]."""
+    shares = relative_reliability(reliability, scope)[:, :, labels]
+    if losses == "sum":
+        return shares
     counts = torch.zeros(reliability.shape[1], device=reliability.device)
     counts.index_add_(0, labels, torch.ones_like(labels).to(reliability))
-    return relative_reliability(reliability, scope)[:, :, labels] / counts[labels]
+    return shares / counts[labels]
 
 
 def mixing_coefficients(students: Weights, teachers: Weights) -> Tensor:
