@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -27,6 +27,8 @@ FEW = 5  # validation nodes below which a client keeps the usual one
 @dataclass(frozen=True)
 class Ditto(FedAvg):
     """FedAvg, beside which every client trains a model of its own with a pull towards the global one."""
+
+    keeps_start: ClassVar[bool] = True
 
     # lambda: strength of the pull; 0 is local training, and ever more of it keeps the global model.
     lam: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 1.0
