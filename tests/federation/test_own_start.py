@@ -14,10 +14,10 @@ from graft.federation.server import Server
 from graft.methods import METHODS
 from graft.methods.fedgkc import FedGKC
 from graft.methods.local import Local
+from graft.tensors.trees import map_tree, select_clients
 from graft.testing.claim import contract_setup
 from graft.testing.contract import predictions
 from graft.testing.local_pool import LocalPool
-from graft.tensors.trees import map_tree, select_clients
 from tests.contract import contract_method
 from tests.experiments.small_sweep import SMALL
 from tests.test_every_method import SETTINGS
@@ -122,7 +122,7 @@ def test_comparisons_leave_it_to_methods_that_can():
 
 
 def test_modules_of_ones_own_have_one_start_only():
-    with pytest.raises(InputError, match="initial_weights is own, but pyg:GCN starts everywhere with the weights"):
+    with pytest.raises(InputError, match="initial_weights is own, but pyg:GCN starts everywhere with the weights that"):
         graft.run("local", models="gcn,pyg:GCN", initial_weights="own", **SMALL)
 
 

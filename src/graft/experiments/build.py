@@ -132,8 +132,8 @@ def check_own_starts(models: AssignedModels) -> None:
     made = list(dict.fromkeys(model.name for model in models.entries if isinstance(model, OwnModel)))
     if made:
         raise InputError(
-            f"initial_weights is own, but {', '.join(made)} starts everywhere with the weights that its module was made "
-            f"with: use common, or models of Graft's own, {', '.join(NATIVE)}."
+            f"initial_weights is own, but {', '.join(made)} starts everywhere with the weights that it was made with: "
+            f"use common, or models of Graft's own, {', '.join(NATIVE)}."
         )
 
 

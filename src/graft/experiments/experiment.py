@@ -94,7 +94,7 @@ class Experiment:
     width: Annotated[int, Ge(1), Le(WIDEST), Doc("Width of the hidden layers.")] = 64
     dropout: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.8), Doc("Dropout between layers.")] = 0.5
     head: Annotated[Literal["linear", "conv"], Doc("linear or conv.")] = "linear"
-    initial_weights: Annotated[Literal["common", "own"], Doc("Clients start alike: common; or apart: own.")] = "common"
+    initial_weights: Annotated[Literal["common", "own"], Doc("Own models start alike: common; apart: own.")] = "common"
     rounds: Annotated[int, Ge(1), Le(LONG), Doc("Rounds of the federation.")] = 100
     epochs: Annotated[int, Ge(1), Le(LONG), Search(1, 10, log=True), Doc("Local epochs a round.")] = 3
     least_epochs: Annotated[

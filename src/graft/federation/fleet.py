@@ -150,13 +150,14 @@ class Fleet:
         Where the experiment has clients start apart, that is so of a `model` that is named, which the server knows; of
         its own architecture each client starts at a point of its own.
         """
-        apart, model = self.own_start and model is None, model or self.model
+        apart = self.own_start and model is None
+        model = model or self.model
         if isinstance(model, Heterogeneous):
-            owners = {group: self.clients[model.kinds[group.name].start :][: group.clients] for group in model.parts}
-            return Tree({group.name: self._initial(group.model, owners[group], apart) for group in model.parts})
-        return self._initial(model, self.clients, apart)
+            owners = {name: self.clients[rows.start : rows.stop] for name, rows in model.kinds.items()}
+            return Tree({kind.name: self._initial(kind.model, owners[kind.name], apart=apart) for kind in model.parts})
+        return self._initial(model, self.clients, apart=apart)
 
-    def _initial(self, model: Model, clients: list[int], apart: bool) -> Tree:
+    def _initial(self, model: Model, clients: list[int], *, apart: bool) -> Tree:
         if not apart:
             return broadcast_tree(initial_weights(model, self.seed), len(clients), self.device)
         starts = stack([initial_weights(model, self.seed, client) for client in clients])

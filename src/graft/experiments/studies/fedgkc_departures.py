@@ -14,7 +14,7 @@ from graft.experiments.studies.paper_tables import printed
 from graft.experiments.studies.study import Study, Variant
 
 COMPARED = {
-    "fedgkc": Variant("fedgkc"),
+    "fedgkc": Variant("fedgkc", paper="fedgkc"),
     # The order of steps is spelled out, so that a default cannot change what was run.
     "fedgkc-paper": Variant("fedgkc_paper", {"schedule": "local_first"}, paper="fedgkc"),
     "local": Variant("local"),
