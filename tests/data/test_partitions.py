@@ -9,7 +9,7 @@ import pytest
 
 from graft.data import PARTITIONS, cards
 from graft.data.datasets import load
-from graft.data.graphs import cut
+from graft.data.graphs import cut, undirected
 from graft.data.partitions import _fedsage, assign, names, partition
 from graft.data.synthetic import generate
 from graft.errors import InputError
@@ -208,6 +208,23 @@ def test_fedsage_circle_by_hand():
 
 def test_fedsage_group_that_fits_nowhere_goes_to_the_smallest():
     assert _fedsage([60, 55, 30], 100, 2) == [0, 1, 1]
+
+
+@louvain
+@pytest.mark.usefixtures("real_data")
+def test_packing_as_in_fedsage_keeps_fewer_edges_of_cora_and_the_shares_that_docs_say():
+    graph = load("cora")
+    ends = undirected(graph.edges)
+
+    def kept(seed, **options):
+        membership = partition(graph, 20, seed=seed, **options)
+        return 100 * float((membership[ends[0]] == membership[ends[1]]).mean())
+
+    balanced = [kept(seed) for seed in range(5)]
+    packed = [kept(seed, cut="order", packing="fedsage") for seed in range(5)]
+    assert np.mean(balanced) == pytest.approx(76.9, abs=0.5)  # another version of igraph may find other communities
+    assert np.mean(packed) == pytest.approx(63.2, abs=1.5)
+    assert max(packed) < min(balanced)
 
 
 # Metis, random, label-skew.

@@ -17,10 +17,14 @@ from graft.experiments.federation_file import FederationFile, parse_federation, 
 from graft.experiments.federation_rules import NO_MEANING, Limits, RoundRules
 from graft.experiments.federation_text import federation_text, write_federation
 from graft.experiments.given import Given
+from graft.experiments.parties_setup import own_experiment, own_setup
 from graft.experiments.run import run_experiment
+from graft.federation.fleet import initial_weights
 from graft.federation.peers import PeerMethod
 from graft.methods import METHODS
 from graft.methods.fedgkc import FedGKC
+from graft.tensors.trees import select_clients
+from tests.toy import gap, same
 
 BANKS = """
 name = "banks"
@@ -341,3 +345,17 @@ def test_a_party_with_its_own_data_alone_has_an_ordinary_run_directory(tmp_path)
     assert set(predictions.labels) <= {"yes", "no"}
     assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
     assert "beta" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_party_starts_at_the_point_of_its_own_number_as_in_a_simulation(tmp_path):
+    """Over zenoh and over Flower a party is a federation of one, and still has its number among all."""
+    write_banks(tmp_path / "banks", size=0.1)
+    changes = {"schema__unknown_nodes": "drop", "experiment__initial_weights": "own"}
+    file = parse(**changes)
+    data = party_federation("beta", tmp_path / "banks" / "beta", file.agreement, 1)
+    setup = own_setup(file, own_experiment(file, "gcn", "cpu"), 1, data)
+    started = select_clients(setup.fleet([0]).initial(), 0)
+    assert same(started, initial_weights(setup.models[0], 7, 1))
+    assert gap(started, initial_weights(setup.models[0], 7, 0)) > 1e-2
+    with pytest.raises(InputError, match="initial_weights is own, but with method 'fedavg'"):
+        parse(**changes, experiment__method="fedavg", settings=None)

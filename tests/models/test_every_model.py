@@ -19,7 +19,7 @@ from graft.tensors.trees import flatten, select_clients
 from graft.training.optimizers import Training
 from tests.toy import CLASSES, bare_fleet, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
 
-NAMES = ("gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4", "gcn6", "gcn8")
+NAMES = ("gcn", "gat", "sage", "gin", "gin_plain", "sgc", "mlp", "gcn4", "gcn6", "gcn8")
 HEADS = ("linear", "conv")
 EVERY = list(itertools.product(NAMES, HEADS, (False, True)))
 WIDTH = 8
@@ -100,12 +100,29 @@ def stock_gin(inputs, outputs, last):  # noqa: ARG001
     ]
 
 
+def stock_plain_gin(inputs, outputs, last):  # noqa: ARG001
+    first, second = nn.Linear(inputs, WIDTH), nn.Linear(WIDTH, outputs)
+    return GINConv(nn.Sequential(first, nn.ReLU(), second)), [
+        ("first/weight", first.weight, turn),
+        ("first/bias", first.bias, keep),
+        ("second/weight", second.weight, turn),
+        ("second/bias", second.bias, keep),
+    ]
+
+
 def stock_linear(inputs, outputs, last=True):  # noqa: ARG001
     layer = nn.Linear(inputs, outputs)
     return layer, [("weight", layer.weight, turn), ("bias", layer.bias, keep)]
 
 
-LAYERS = {"gcn": stock_gcn, "gat": stock_gat, "sage": stock_sage, "gin": stock_gin, "mlp": stock_linear}
+LAYERS = {
+    "gcn": stock_gcn,
+    "gat": stock_gat,
+    "sage": stock_sage,
+    "gin": stock_gin,
+    "gin_plain": stock_plain_gin,
+    "mlp": stock_linear,
+}
 
 
 class Stock(nn.Module):
@@ -113,7 +130,7 @@ class Stock(nn.Module):
 
     def __init__(self, name, head, features):
         super().__init__()
-        self.kind, self.depth = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz") or 2)
+        self.kind, self.depth = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz_") or 2)
         self.layers, self.pairs = nn.ModuleList(), []
         hidden = self.depth if head == "linear" else self.depth - 1
         if self.kind == "sgc":

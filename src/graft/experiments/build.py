@@ -26,8 +26,9 @@ from graft.federation.method import Method
 from graft.federation.metric_names import check_positive, parse_metrics
 from graft.federation.server_optimizer_names import server_optimizer_of
 from graft.federation.setup import Setup
-from graft.models import assign_models
+from graft.models import NATIVE, assign_models
 from graft.models.assigned import AssignedModels, different_models
+from graft.models.own import OwnModel
 from graft.options import split_options
 
 
@@ -75,14 +76,18 @@ def build_setup(experiment: Experiment, method: Method, federation: FederationDa
     metrics = parse_metrics(experiment.metric)
     check_positive(metrics, federation.classes, federation.positive)
     graphs = for_engine(placement.graphs, experiment)
+    assigned = build_models(experiment, method, len(graphs), *shape, models)
+    if experiment.initial_weights == "own":
+        check_own_starts(assigned)
     return Setup(
         method=method,
         name=name_of(method),
         graphs=graphs,
-        models=build_models(experiment, method, len(graphs), *shape, models),
+        models=assigned,
         training=experiment.training,
         width=experiment.width,
         dropout=experiment.dropout,
+        own_start=experiment.initial_weights == "own",
         seed=experiment.seed,
         device=experiment.torch_device(),
         participation=experiment.participation if len(graphs) > 1 else 1.0,
@@ -121,6 +126,16 @@ def build_models(
         names = ", ".join(dict.fromkeys(model.name for model in different))
         raise InputError(f"Method '{name_of(method)}' needs one architecture for all clients, not {names}.")
     return AssignedModels([method.model(model) for model in assigned.entries], clients)
+
+
+def check_own_starts(models: AssignedModels) -> None:
+    """Refuses modules that come with the weights that they were made with: there is no second start to draw."""
+    made = list(dict.fromkeys(model.name for model in models.entries if isinstance(model, OwnModel)))
+    if made:
+        raise InputError(
+            f"initial_weights is own, but {', '.join(made)} starts everywhere with the weights that it was made with: "
+            f"use common, or models of Graft's own, {', '.join(NATIVE)}."
+        )
 
 
 def for_engine(graphs: Sequence[Graph], experiment: Experiment) -> Sequence[Graph]:

@@ -37,6 +37,7 @@ def check_combination(experiment: Experiment, method: Method) -> None:
         )
     check_average(experiment, method)
     check_server_optimizer(experiment, method)
+    check_initial_weights(experiment, method)
     check_data_settings(experiment)
     check_judge_on(experiment)
     check_evaluate_clients(experiment, method)
@@ -54,6 +55,8 @@ def suited(values: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
         dropped["average"] = "mean"
     if not takes_server_optimizer(kind):
         dropped["server_optimizer"] = NONE
+    if not kind.keeps_start:
+        dropped["initial_weights"] = "common"
     return {**values, **dropped}
 
 
@@ -78,6 +81,16 @@ def check_server_optimizer(experiment: Experiment, method: Method) -> None:
         raise InputError(
             f"server_optimizer is {experiment.server_optimizer}, but the server of method '{name_of(method)}' keeps no "
             f"average of its clients' models: use none, or one of {able}."
+        )
+
+
+def check_initial_weights(experiment: Experiment, method: Method) -> None:
+    """Refuses starts of clients' own where nothing of them would be left after the first round."""
+    if experiment.initial_weights == "own" and not method.keeps_start:
+        able = ", ".join(METHODS.matching(lambda kind: kind.keeps_start))
+        raise InputError(
+            f"initial_weights is own, but with method '{name_of(method)}' no client trains on from a start of its own: "
+            f"use common, or one of {able}."
         )
 
 

@@ -97,6 +97,7 @@ class Experiment:
     width: Annotated[int, Ge(1), Le(WIDEST), Doc("Width of the hidden layers.")] = 64
     dropout: Annotated[float, Ge(0), Lt(1), Search(0.0, 0.8), Doc("Dropout between layers.")] = 0.5
     head: Annotated[Literal["linear", "conv"], Doc("linear or conv.")] = "linear"
+    initial_weights: Annotated[Literal["common", "own"], Doc("Own models start alike: common; apart: own.")] = "common"
     rounds: Annotated[int, Ge(1), Le(LONG), Doc("Rounds of the federation.")] = 100
     epochs: Annotated[int, Ge(1), Le(LONG), Search(1, 10, log=True), Doc("Local epochs a round.")] = 3
     least_epochs: Annotated[
@@ -287,6 +288,7 @@ class ExperimentSettings(TypedDict, total=False):
     width: int
     dropout: float
     head: Literal["linear", "conv"]
+    initial_weights: Literal["common", "own"]
     rounds: int
     epochs: int
     least_epochs: int
@@ -339,8 +341,7 @@ def make_experiment(values: Mapping[str, Any]) -> Experiment:
     except UnknownName:  # of an object that is given in Python, or a mistake that `make_method` refuses
         method = None
     chosen = {**(method.experiment_defaults if method else {}), **values}
-    suiting = suiting_defaults(str(chosen.get("server_optimizer", NONE)))
-    return resolved(draft_experiment({**suiting, **chosen}))
+    return resolved(draft_experiment({**suiting_defaults(str(chosen.get("server_optimizer", NONE))), **chosen}))
 
 
 def draft_experiment(values: Mapping[str, Any]) -> Experiment:
@@ -351,8 +352,7 @@ def draft_experiment(values: Mapping[str, Any]) -> Experiment:
 
 def resolved(experiment: Experiment) -> Experiment:
     """Returns the experiment with data and every reference to a file of your own by absolute paths."""
-    models = experiment.models
-    names = experiment.model_names
+    models, names = experiment.models, experiment.model_names
     if any(map(parse_reference, names)):
         models = [absolute(MODELS, name) for name in names]
     dataset = experiment.dataset

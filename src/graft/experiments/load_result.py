@@ -101,6 +101,7 @@ def setup_of(experiment: Experiment, method: Method, data: PreparedData, models:
         training=experiment.training,
         width=experiment.width,
         dropout=experiment.dropout,
+        own_start=experiment.initial_weights == "own",
         seed=experiment.seed,
         device=torch.device("cuda" if usable else "cpu"),
         rounds=experiment.rounds,

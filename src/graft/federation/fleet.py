@@ -19,7 +19,7 @@ from graft.graphs.node_subset import gather_nodes
 from graft.models.architecture import LayeredModel, Model, Output
 from graft.models.heterogeneous import Heterogeneous
 from graft.tensors.randomness import GOLDEN, SeedBuffer, Stream, index_tensor, scramble, seed_for, streams
-from graft.tensors.trees import Owners, Tree, Weights, broadcast_tree, map_tree, unsqueeze_to
+from graft.tensors.trees import Owners, Tree, Weights, broadcast_tree, map_tree, stack, unsqueeze_to
 from graft.training.loop import Part, Turn, fit
 from graft.training.losses import focal, log_softmax
 from graft.training.optimizers import Training
@@ -62,6 +62,7 @@ class Fleet:
     metrics: tuple[str, ...] = ACCURACY  # that models are measured by
     positive: int | None = None  # the class that some of them are of
     whole: FleetData | None = None  # in a view of other data, what the clients train on
+    own_start: bool = False  # whether the models that clients keep start from weights of each client's own
 
     @property
     def trained_on(self) -> FleetData:
@@ -144,14 +145,23 @@ class Fleet:
         return replace(self, call=call, state=self.state if state is None else state)
 
     def initial(self, model: Model | None = None) -> Tree:
-        """Returns initial weights: every client, and the server, starts one architecture at the same point."""
+        """Returns initial weights: every client, and the server, starts one architecture at the same point.
+
+        Where the experiment has clients start apart, that is so of a `model` that is named, which the server knows; of
+        its own architecture each client starts at a point of its own.
+        """
+        apart = self.own_start and model is None
         model = model or self.model
         if isinstance(model, Heterogeneous):
-            return Tree({group.name: self._initial(group.model, group.clients) for group in model.parts})
-        return self._initial(model, len(self.clients))
+            owners = {name: self.clients[rows.start : rows.stop] for name, rows in model.kinds.items()}
+            return Tree({kind.name: self._initial(kind.model, owners[kind.name], apart=apart) for kind in model.parts})
+        return self._initial(model, self.clients, apart=apart)
 
-    def _initial(self, model: Model, clients: int) -> Tree:
-        return broadcast_tree(initial_weights(model, self.seed), clients, self.device)
+    def _initial(self, model: Model, clients: list[int], *, apart: bool) -> Tree:
+        if not apart:
+            return broadcast_tree(initial_weights(model, self.seed), len(clients), self.device)
+        starts = stack([initial_weights(model, self.seed, client) for client in clients])
+        return map_tree(lambda leaf: leaf.to(self.device), starts)
 
     def forward(self, weights: Weights, model: Model | None = None, graph: FleetGraph | None = None) -> Output:
         """Returns outputs in training mode, with dropout and gradients; `graph` may be a view of the fleet's own."""
@@ -363,9 +373,10 @@ def cached_call(make: Callable[[], list[FleetData]]) -> Callable[[], list[FleetD
     return call
 
 
-def initial_weights(model: Model, seed: int) -> Tree:
-    """Returns the weights that an architecture starts from in a run."""
-    return model.start(torch.Generator().manual_seed(seed_for(seed, "initial", repr(model))))
+def initial_weights(model: Model, seed: int, client: int | None = None) -> Tree:
+    """Returns the weights that an architecture starts from in a run: everywhere, or at one client."""
+    whose = () if client is None else (client,)
+    return model.start(torch.Generator().manual_seed(seed_for(seed, "initial", repr(model), *whose)))
 
 
 def group_clients(

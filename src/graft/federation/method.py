@@ -93,6 +93,8 @@ class Method:
     # Whether clients of several architectures may be one fleet: it only trains `fleet.state.model` and asks for its
     # predictions, and never looks inside.
     heterogeneous: ClassVar[bool] = False
+    # Whether what a client's own model starts from outlasts its first training: not where it trains the server's.
+    keeps_start: ClassVar[bool] = True
     supports_batches: ClassVar[bool] = True  # losses look at the fleet's graph and labels only
     predicts_from_labels: ClassVar[bool] = False  # predictions look at the labels of a client's training nodes, too
     takes_topology: ClassVar[bool] = False  # whether an experiment may say who hears whom

@@ -39,6 +39,7 @@ class Setup:
     training: Training = field(default_factory=Training)
     width: int = 64
     dropout: float = 0.5
+    own_start: bool = False  # whether the models that clients keep start from weights of each client's own
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     participation: float = 1.0
@@ -149,6 +150,7 @@ class Setup:
             caches=[{} for _ in clients],
             metrics=self.metrics,
             positive=self.positive,
+            own_start=self.own_start,
         )
         return fleet.for_call(0, "start")
 

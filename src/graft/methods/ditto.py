@@ -28,6 +28,7 @@ FEW = 5  # validation nodes below which a client keeps the usual one
 class Ditto(FedAvg):
     """FedAvg, beside which every client trains a model of its own with a pull towards the global one."""
 
+    keeps_start: ClassVar[bool] = True
     judges_unless: ClassVar = {"choose": (False,)}
 
     # lambda: strength of the pull; 0 is local training, and ever more of it keeps the global model.

@@ -23,6 +23,7 @@ class FedAvg(Method):
     """Clients train copies of one model; the server averages them."""
 
     one_model: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {"train/model": MODEL, "train/weight": VOTE}
     averages: ClassVar[tuple[str, ...]] = ("train/model",)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class FedBN(PartlyShared):
     """FedAvg in which normalisation layers, weights and statistics, stay with their clients."""
 
+    keeps_start: ClassVar[bool] = False  # normalisation layers start at ones and zeros everywhere
     experiment_defaults: ClassVar[Mapping[str, Any]] = {"models": "gin"}  # of Graft's own models, the one that has any
 
     def private(self, model: Model, paths: frozenset[str]) -> frozenset[str]:

@@ -31,6 +31,7 @@ class FedGTA(Method):
     their confidence at nodes of high degree."""
 
     one_model: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {
         "train/model": MODEL,

@@ -50,6 +50,7 @@ class GCFL(Method):
     """
 
     one_model: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     reveals: ClassVar = {"train/model": MODEL, "train/weight": VOTE}
 
     # eps1: a cluster may be split where the norm of its mean update is below this.

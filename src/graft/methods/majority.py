@@ -27,6 +27,7 @@ class Majority(Method):
     """
 
     heterogeneous: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     capturable: ClassVar[bool] = True
 
     def start_client(self, fleet: Fleet) -> None:

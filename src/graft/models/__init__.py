@@ -24,6 +24,7 @@ MODELS: Registry[Callable[..., Model | nn.Module]] = Registry(
         "gat": "graft.models.gat:GAT",
         "sage": "graft.models.sage:SAGE",
         "gin": "graft.models.gin:GIN",
+        "gin_plain": "graft.models.gin:PlainGIN",
         "sgc": "graft.models.sgc:SGC",
         "mlp": "graft.models.mlp:MLP",
         "ortho_gcn": "graft.models.ortho_gcn:OrthoGCN",

@@ -45,3 +45,12 @@ class GIN(LayeredModel):
             inner = functional.layer_norm(inner, inner.shape[2:])
             inner = inner * weights["scale"].unsqueeze(1) + weights["shift"].unsqueeze(1)
         return linear(torch.relu(inner), weights["second"])
+
+
+@dataclass(frozen=True)
+class PlainGIN(GIN):
+    """GIN without any normalisation, which is what is seen to fall to the majority class."""
+
+    normalise: bool = False
+
+    kind: ClassVar[str] = "gin_plain"

@@ -104,7 +104,7 @@ def test_a_setting_of_another_kind_is_refused():
 
 
 def test_every_native_model_has_a_network():
-    assert {network.file for network in NETWORKS.values()} == set(NATIVE)
+    assert {kind.kind for kind in NETWORKS} == set(NATIVE)
 
 
 def test_weights_of_a_client_are_copies_without_the_name_of_its_architecture():

@@ -15,7 +15,7 @@ from graft.errors import InputError
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
 from graft.models.gcn import GCN
-from graft.models.gin import GIN
+from graft.models.gin import GIN, PlainGIN
 from graft.models.mlp import MLP
 from graft.models.ortho_gcn import OrthoGCN
 from graft.models.own import OwnModel
@@ -57,11 +57,12 @@ def is_orthogonal(model: OrthoGCN, branch: str) -> bool:
     return model.orthogonal and branch not in ("layer0", "head")
 
 
-NETWORKS: dict[type[Model], Network] = {
+NETWORKS: dict[type[LayeredModel], Network] = {
     GCN: Network("gcn", CONV),
     SAGE: Network("sage", MEAN),
     GAT: Network("gat", ATTENTION, ("heads",)),
     GIN: Network("gin", PERCEPTRON, ("normalise",)),
+    PlainGIN: Network("gin", PERCEPTRON, ("normalise",)),
     SGC: Network("sgc", STEPS),
     MLP: Network("mlp", LINEAR),
     OrthoGCN: Network("ortho_gcn", CONV, ("orthogonal", "newton_steps", "hybrid", "center"), raw=is_orthogonal),
@@ -83,11 +84,11 @@ def build_module(model: Model, weights: Tree) -> nn.Module:
 
 def network_of(model: Model) -> Network:
     """Returns the network of a native architecture; refused for any other, of which nothing is known."""
-    network = NETWORKS.get(type(model))
+    network = NETWORKS.get(type(model)) if isinstance(model, LayeredModel) else None
     if network is None:
         raise InputError(
             f"Architecture '{model.name}' has no plain module; there is one for "
-            f"{', '.join(sorted(entry.file for entry in NETWORKS.values()))} and for any nn.Module of your own."
+            f"{', '.join(sorted(kind.kind for kind in NETWORKS))} and for any nn.Module of your own."
         )
     return network
 

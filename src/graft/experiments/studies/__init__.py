@@ -6,11 +6,12 @@ here.
 
 from __future__ import annotations
 
-from graft.experiments.studies import dfed_sst, fedgkc, fedomd, fedtad, general, twitch
+from graft.experiments.studies import dfed_sst, fedgkc, fedgkc_departures, fedomd, fedtad, general, twitch
 from graft.experiments.studies.study import Portrait, Study
 
 STUDIES: dict[str, Study] = {
     **fedgkc.STUDIES,
+    **fedgkc_departures.STUDIES,
     **dfed_sst.STUDIES,
     **fedomd.STUDIES,
     **fedtad.STUDIES,

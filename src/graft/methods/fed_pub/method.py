@@ -47,6 +47,7 @@ class FedPUB(Method):
     """
 
     one_model: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {
         "train/model": MODEL,

@@ -37,6 +37,7 @@ class FedLIT(Method):
     """
 
     one_model: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     architecture: ClassVar[str | None] = "gcn"  # of the channels
     capturable: ClassVar[bool] = True
     reveals: ClassVar = {
@@ -63,7 +64,7 @@ class FedLIT(Method):
         server.state.groups = own.repeat(server.clients, 1)  # [clients, clusters]: the group of each cluster
 
     def start_client(self, fleet: Fleet) -> None:
-        model = fleet.initial()
+        model = fleet.initial(fleet.model)  # the server's start: centroids are of its projection
         with torch.no_grad():
             nodes = linear(fleet.graph.features, model.projection)
             centroids = initial_centroids(fleet.graph, nodes, fleet.random, self.types)

@@ -55,6 +55,7 @@ class FIARSE(Method):
     """
 
     one_model: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     reveals: ClassVar = {
         "send/change": Reveals("update of the weights that the client holds, by training on its data", model=True),
         "send/dense": MODEL,
@@ -99,8 +100,8 @@ class FIARSE(Method):
         server.state.current = torch.ones(server.clients, dtype=torch.bool)  # which clients hold what is theirs by now
 
     def start_client(self, fleet: Fleet) -> None:
-        super().start_client(fleet)
-        weights = select_clients(fleet.state.model, 0)  # all start alike, and as the server does
+        fleet.state.model = fleet.initial(fleet.model)  # all start alike, and as the server does
+        weights = select_clients(fleet.state.model, 0)
         shapes, placed = self.shapes(fleet.model, weights), self.places(fleet.model, weights)
         masks = {
             held: mask_of(placed, sizes_of(shapes), self.scope, held) for held in set(map(self.capacity, fleet.clients))
