@@ -1,5 +1,8 @@
 """The orthogonal GCN: cases worked out by hand, and what every architecture of a fleet must do."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch_geometric.nn import GCNConv
@@ -8,7 +11,7 @@ from graft.errors import InputError
 from graft.federation.fleet import initial_weights
 from graft.models import build_model
 from graft.models.gcn import GCN
-from graft.models.ortho_gcn import OrthoGCN, departure, orthogonalised
+from graft.models.ortho_gcn import OrthoGCN, departure, of_size_one, orthogonalised
 from graft.tensors.trees import flatten, select_clients
 from graft.training.optimizers import Training
 from tests.toy import CLASSES, bare_fleet, gap, random_weights, same, toy_graph, toy_graphs, trained_tree
@@ -48,6 +51,18 @@ def test_spectral_bound_lies_between_the_largest_singular_value_and_the_frobeniu
     largest = torch.linalg.matrix_norm(bounded, 2)
     assert largest <= 1
     assert largest > torch.linalg.matrix_norm(matrix / matrix.norm(), 2)  # the paper's bound shrinks it more
+
+
+def test_frobenius_bound_by_hand():
+    """3 and 4 over their norm of 5, and then 1.5 x - 0.5 x^3 of each."""
+    matrix = torch.diag(torch.tensor([3.0, 4.0]))
+    for steps, wanted in ((0, (0.6, 0.8)), (1, (0.792, 0.944)), (9, (1.0, 1.0))):
+        found = orthogonalised(matrix, steps, "frobenius")
+        torch.testing.assert_close(found, torch.diag(torch.tensor(wanted)), atol=1e-6, rtol=0)
+    narrower = orthogonalised(matrix, 0)  # by (81 + 256) ** 0.25
+    torch.testing.assert_close(narrower, matrix / 337**0.25)
+    layers = [OrthoGCN(6, CLASSES, bound=bound).effective(raw_matrices()) for bound in ("gram", "frobenius")]
+    assert departure(layers[0]).max() < 0.5 < departure(layers[1]).min()  # it needs more than four steps
 
 
 def test_limit_is_the_orthogonal_factor_of_the_hybrid_matrix():
@@ -149,6 +164,56 @@ def test_without_orthogonality_it_is_a_gcn_of_one_layer_more_bit_for_bit():
     assert torch.equal(plain.embedding, wanted.embedding)
     assert fleet.model.inner_weights(weights).shape == (3, 0, WIDTH, WIDTH)
     assert not torch.allclose(make_fleet().predict(weights).logits, wanted.logits)
+
+
+def test_row_of_size_one_by_hand():
+    rows = torch.tensor([[[3.0, -1.0], [0.0, 0.0], [1e-3, 1e-3]]])
+    wanted = torch.tensor([[[3 / 5**0.5, -1 / 5**0.5], [0.0, 0.0], [1.0, 1.0]]])
+    torch.testing.assert_close(of_size_one(rows), wanted)
+    zeros = torch.zeros(1, 2, 3, requires_grad=True)
+    assert not torch.autograd.grad(of_size_one(zeros).sum(), zeros)[0].isnan().any()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("size", [0.01, 100.0])
+def test_scale_free_network_does_not_see_the_size_of_features(size, sparse):
+    graphs = toy_graphs(sparse=sparse)
+    resized = [replace(graph, x=graph.x * np.float32(size)) for graph in graphs]
+    weights = random_weights(make_fleet(graphs).model, 3)
+
+    def logits(graphs, **fields):
+        return make_fleet(graphs, **fields).predict(weights).logits
+
+    assert gap_of(logits(resized, scale_free=True), logits(graphs, scale_free=True)) < 1e-4
+    assert gap_of(logits(resized), logits(graphs)) > 1e-2
+    hidden, _ = make_fleet(graphs, scale_free=True).model.outputs(weights, make_fleet(graphs).graph)
+    assert hidden[0].square().mean(2).max() < 4  # 1, half of which the activation takes, and what the bias adds
+
+
+def gap_of(one, other):
+    return float((one - other).abs().max())
+
+
+def test_layer_that_does_not_propagate_is_its_matrix_alone():
+    fleet = make_fleet(propagated=False)
+    weights = random_weights(fleet.model, 3)
+    hidden, _ = fleet.model.outputs(weights, fleet.graph)
+    wanted = torch.relu(hidden[0] @ fleet.model.effective(weights.layer1.weight))
+    torch.testing.assert_close(hidden[1], wanted, atol=1e-6, rtol=1e-5)
+    assert gap_of(make_fleet().model.outputs(weights, fleet.graph)[0][1], wanted) > 1e-2
+
+
+def test_variants_of_the_network_start_from_the_same_weights():
+    """So they are compared from the same start, and one of before they existed starts as it did."""
+    plain = OrthoGCN(6, CLASSES)
+    for variant in (
+        replace(plain, scale_free=True),
+        replace(plain, bound="frobenius"),
+        replace(plain, propagated=False),
+    ):
+        assert variant != plain
+        assert same(initial_weights(variant, 0), initial_weights(plain, 0))
+    assert not same(initial_weights(replace(plain, hybrid=0.3), 0), initial_weights(plain, 0))
 
 
 def test_signals_keep_their_size_through_orthogonal_layers():

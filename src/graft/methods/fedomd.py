@@ -13,6 +13,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
+from graft.federation.fleet import Nodes
 from graft.federation.method import step
 from graft.federation.reveals import MODEL, NODES, VOTE, Reveals
 from graft.fields import Search
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
     from graft.federation.server import Server
     from graft.models.architecture import Model
 
+PAPERS_NETWORK = {"models": "ortho_gcn", "head": "conv"}
 SMALLEST_SPAN = 1e-6  # of hidden features: a layer that is the same for all nodes must not be divided by zero
+LAYER_FIELDS = (
+    "orthogonal",
+    "newton_steps",
+    "hybrid",
+    "center",
+    "orthogonal_start",
+    "scale_free",
+    "bound",
+    "propagated",
+)
 WITHOUT_MOMENTS = "if beta is 0"
 
 
@@ -41,10 +53,16 @@ class FedOMD(FedAvg):
     paper's beta is 10, see `fedomd_paper`: so much of it keeps the labels from being learnt.
     """
 
-    experiment_defaults: ClassVar[Mapping[str, Any]] = {"models": "ortho_gcn", "head": "conv"}
+    experiment_defaults: ClassVar[Mapping[str, Any]] = {
+        **PAPERS_NETWORK,
+        "optimizer": "sgd",
+        "learning_rate": 1.0,
+        "server_optimizer": "adam",
+        "server_rate": 0.01,
+    }
     reveals: ClassVar = {
         "means/mean": Reveals("mean of every hidden feature over the client's nodes", ("features", "edges")),
-        "means/size": NODES,
+        "means/size": replace(NODES, what="number of nodes that its moments are of"),
         "means/low": Reveals(
             "smallest hidden feature of all nodes, by layer",
             ("features", "edges"),
@@ -67,6 +85,7 @@ class FedOMD(FedAvg):
     # Weight of the discrepancy; 0: none, and only weights are sent.
     beta: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 0.1
     order: Annotated[int, Ge(2)] = 5  # highest central moment that is matched, beside the mean and all from 2 on
+    moment_nodes: Nodes = "all"  # whose hidden features moments are of: all of a client's nodes, or those to train on
     # The unit of moments, b - a: the range of hidden features over all clients by layer, or the number in span.
     span_from: Literal["global", "fixed"] = "global"
     span: Annotated[float, Gt(0)] = 1.0  # b - a if span_from is fixed
@@ -76,14 +95,19 @@ class FedOMD(FedAvg):
     hybrid: Annotated[float, Gt(0), Le(1), Search(0.1, 0.9)] = 0.2
     center: bool = False  # whether the mean of each row is subtracted before orthogonalisation
     orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
+    # Whether what the first layer makes of a node's features is brought to size 1; else layers that stay orthogonal
+    # cannot make up for small features.
+    scale_free: bool = True
+    # What matrices are divided by before Newton's iteration: the root of the norm of W^T W, or W's own Frobenius norm.
+    bound: Literal["gram", "frobenius"] = "gram"
+    propagated: bool = True  # whether an orthogonal layer is a graph convolution, or its matrix alone
     pull_on: Literal["raw", "effective"] = "raw"  # which matrix alpha pulls: the trained one, or the one made of it
 
     def model(self, architecture: Model) -> Model:
         """Returns the architecture with orthogonal layers as the fields here configure them."""
         if not isinstance(architecture, OrthoGCN):
             return architecture
-        names = ("orthogonal", "newton_steps", "hybrid", "center", "orthogonal_start")
-        return replace(architecture, **{name: getattr(self, name) for name in names})
+        return replace(architecture, **{name: getattr(self, name) for name in LAYER_FIELDS})
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
@@ -121,11 +145,12 @@ class FedOMD(FedAvg):
         with torch.no_grad():
             hidden, _ = hidden_of(fleet, model)
             fleet.state.own = self.moments_of(fleet, hidden)
-        reply = Tree(mean=fleet.state.own[:, :, 0].clone(), size=fleet.size)
+        counted = fleet.node_mask(self.moment_nodes)
+        reply = Tree(mean=fleet.state.own[:, :, 0].clone(), size=counted.sum(1))
         if self.span_from == "global":
-            padding = ~fleet.graph.real.unsqueeze(2)
-            reply.low = torch.stack([layer.masked_fill(padding, torch.inf).amin((1, 2)) for layer in hidden], dim=1)
-            reply.high = torch.stack([layer.masked_fill(padding, -torch.inf).amax((1, 2)) for layer in hidden], dim=1)
+            other = ~counted.unsqueeze(2)
+            reply.low = torch.stack([layer.masked_fill(other, torch.inf).amin((1, 2)) for layer in hidden], dim=1)
+            reply.high = torch.stack([layer.masked_fill(other, -torch.inf).amax((1, 2)) for layer in hidden], dim=1)
         return reply
 
     @step
@@ -168,15 +193,23 @@ class FedOMD(FedAvg):
 
     def moments_of(self, fleet: Fleet, hidden: list[Tensor]) -> Tensor:
         """Returns means and central moments of every hidden feature, [clients, layers, order, width]."""
-        real = fleet.graph.real
-        return torch.stack([central_moments(layer, real, self.order) for layer in hidden], dim=1)
+        counted = fleet.node_mask(self.moment_nodes)
+        return torch.stack([central_moments(layer, counted, self.order) for layer in hidden], dim=1)
 
 
 @dataclass(frozen=True)
 class FedOMDPaper(FedOMD):
-    """FedOMD as published: the moments count a hundred times as much."""
+    """FedOMD as published: the moments, of training nodes, count a hundred times as much, in a network that is scaled
+    otherwise."""
+
+    experiment_defaults: ClassVar[Mapping[str, Any]] = PAPERS_NETWORK
 
     beta: Annotated[float, Search()] = 10.0
+    moment_nodes: Nodes = "train"  # Eq. 11
+    span_from: Literal["global", "fixed"] = "fixed"  # no range is measured in Algorithm 1
+    scale_free: bool = False
+    bound: Literal["gram", "frobenius"] = "frobenius"
+    propagated: bool = False  # Eq. 8
 
 
 def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:
@@ -188,13 +221,13 @@ def hidden_of(fleet: Fleet, weights: Weights) -> tuple[list[Tensor], Tensor]:
     return [output.embedding], output.logits
 
 
-def central_moments(hidden: Tensor, real: Tensor, order: int) -> Tensor:
-    """Returns the mean and the central moments from 2 to `order` over the nodes of each client, [clients, order,
-    width]."""
-    real = real.unsqueeze(2)
-    count = real.sum(1)
-    mean = (hidden * real).sum(1) / count
-    centred = (hidden - mean.unsqueeze(1)) * real
+def central_moments(hidden: Tensor, counted: Tensor, order: int) -> Tensor:
+    """Returns the mean and the central moments from 2 to `order` over the nodes of each client that are counted,
+    [clients, order, width]; zeros without any."""
+    counted = counted.unsqueeze(2)
+    count = counted.sum(1).clamp(min=1)
+    mean = (hidden * counted).sum(1) / count
+    centred = (hidden - mean.unsqueeze(1)) * counted
     moments, power = [mean], centred
     for _ in range(2, order + 1):
         power = power * centred

@@ -3,8 +3,9 @@ AAAI 2022), in the layout that FedOMD trains: a graph convolution, orthogonal la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ from graft.graphs.node_subset import NodeSubset
 from graft.models.architecture import LayeredModel, Output, add_bias, glorot, linear, project, propagate
 from graft.tensors.randomness import Stream
 from graft.tensors.trees import Tree, Weights
+
+SMALLEST_SQUARE = 1e-12  # mean square of a node's row that is brought to size 1
+BOUNDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gram": lambda matrix: torch.linalg.matrix_norm(matrix.mT @ matrix, keepdim=True).sqrt(),
+    "frobenius": lambda matrix: torch.linalg.matrix_norm(matrix, keepdim=True),
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,10 @@ class OrthoGCN(LayeredModel):
     hybrid: float = 0.2  # share of the trained matrix in what is made orthogonal; the rest is the identity
     center: bool = False  # subtract each row's mean first, after which no square matrix can become orthogonal
     orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
+    # These are not in the text of an architecture, from which initial weights are drawn: all variants start alike.
+    scale_free: bool = field(default=False, repr=False)  # whether the size of a node's features does not matter
+    bound: Literal["gram", "frobenius"] = field(default="gram", repr=False)  # what a matrix is divided by before Newton
+    propagated: bool = field(default=True, repr=False)  # whether an orthogonal layer is a graph convolution
 
     kind: ClassVar[str] = "ortho_gcn"
 
@@ -51,7 +62,7 @@ class OrthoGCN(LayeredModel):
 
     def outputs(self, weights: Weights, graph: FleetGraph, random: Stream | None = None) -> tuple[list[Tensor], Tensor]:
         """Returns the outputs of all hidden layers, after the activation and before dropout, and the logits."""
-        hidden = [torch.relu(self.layer(weights["layer0"], graph, graph.features))]
+        hidden = [self.first_layer(weights["layer0"], graph)]
         for index in range(1, self.hidden):
             inputs = self.apply_dropout(hidden[-1], random)
             hidden.append(torch.relu(self.inner(weights[f"layer{index}"], graph, inputs)))
@@ -65,11 +76,21 @@ class OrthoGCN(LayeredModel):
     def layer(self, weights: Weights, graph: FleetGraph | NodeSubset, hidden: Any) -> Tensor:
         return add_bias(propagate(graph, "normalised", hidden, weights["weight"]), weights)
 
+    def first_layer(self, weights: Weights, graph: FleetGraph | NodeSubset) -> Tensor:
+        """Returns the output of the layer from the features, after the activation.
+
+        Orthogonal layers keep the size of what comes in, so small features would leave hardly any signal. Scale-free,
+        this layer's product with the features has size 1 at every node, before the bias: nothing depends on theirs.
+        """
+        product = propagate(graph, "normalised", graph.features, weights["weight"])
+        return torch.relu(add_bias(of_size_one(product) if self.scale_free else product, weights))
+
     def inner(self, weights: Weights, graph: FleetGraph, hidden: Tensor) -> Tensor:
         """Applies a layer between the first and the head."""
         if not self.orthogonal:
             return self.layer(weights, graph, hidden)
-        return graph.normalised @ project(hidden, self.effective(weights["weight"]))
+        projected = project(hidden, self.effective(weights["weight"]))
+        return graph.normalised @ projected if self.propagated else projected
 
     def effective(self, weight: Tensor) -> Tensor:
         """Returns the matrix that an orthogonal layer applies."""
@@ -77,7 +98,7 @@ class OrthoGCN(LayeredModel):
         blended = self.hybrid * weight + (1 - self.hybrid) * identity
         if self.center:
             blended = blended - blended.mean(-1, keepdim=True)
-        return orthogonalised(blended, self.newton_steps)
+        return orthogonalised(blended, self.newton_steps, self.bound)
 
     def inner_weights(self, weights: Weights) -> Tensor:
         """Returns the raw matrices of the orthogonal layers, [clients, layers, width, width]; none where they are
@@ -89,13 +110,19 @@ class OrthoGCN(LayeredModel):
         return torch.stack([weights[f"layer{index}"]["weight"] for index in layers], dim=1)
 
 
-def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
+def of_size_one(rows: Tensor) -> Tensor:
+    """Returns every row divided by its root mean square; a row of zeros, as of padding, stays one."""
+    return rows * rows.square().mean(2, keepdim=True).clamp(min=SMALLEST_SQUARE).rsqrt()
+
+
+def orthogonalised(matrix: Tensor, steps: int, bound: str = "gram") -> Tensor:
     """Returns the orthogonal factor U V^T of U S V^T by Newton's iteration, for a matrix no wider than it is tall.
 
-    The first line bounds all singular values by 1, where the iteration converges. It keeps correcting itself, unlike
-    the form that iterates on a separate inverse root, which was seen to diverge in single precision.
+    The first line bounds all singular values by 1, where the iteration converges: by the root of the norm of the Gram
+    matrix, or by the matrix's own Frobenius norm, from which it takes more steps. The iteration keeps correcting
+    itself, unlike the form that iterates on a separate inverse root, which was seen to diverge in single precision.
     """
-    current: Tensor = matrix / torch.linalg.matrix_norm(matrix.mT @ matrix, keepdim=True).sqrt()
+    current: Tensor = matrix / BOUNDS[bound](matrix)
     for _ in range(steps):
         current = 1.5 * current - 0.5 * current @ (current.mT @ current)
     return current

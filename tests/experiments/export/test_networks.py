@@ -64,12 +64,33 @@ def test_module_depends_on_edges_and_weights_as_the_model_does(name):
     assert torch.allclose(plain, edgeless) != reads_edges
 
 
-@pytest.mark.parametrize("settings", [dict(orthogonal=False), dict(center=True), dict(newton_steps=2, hybrid=0.5)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(orthogonal=False),
+        dict(center=True),
+        dict(newton_steps=2, hybrid=0.5),
+        dict(scale_free=False),
+        dict(bound="frobenius"),
+        dict(propagated=False),
+    ],
+)
 def test_settings_of_orthogonal_layers_are_those_of_the_method(settings):
     model = graft.run("fedomd", settings=settings, **SETTINGS).client(0)
     graph, inputs = unseen_graph()
     with torch.no_grad():
         assert torch.allclose(model.module()(*inputs), model.logits(graph), rtol=1e-5, atol=1e-6)
+
+
+def test_module_of_fedomd_does_not_see_the_size_of_features_either():
+    _, (x, edge_index, _) = unseen_graph()
+    resized = []
+    for scale_free in (True, False):
+        model = graft.run("fedomd", settings={"scale_free": scale_free}, **SETTINGS).client(0)
+        with torch.no_grad():
+            module = model.module()
+            resized.append(torch.allclose(module(100 * x, edge_index), module(x, edge_index), rtol=1e-3, atol=1e-4))
+    assert resized == [True, False]
 
 
 @pytest.mark.parametrize(("depth", "head"), [(2, "linear"), (2, "conv"), (4, "linear"), (4, "conv")])

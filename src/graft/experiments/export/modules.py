@@ -65,7 +65,12 @@ NETWORKS: dict[type[LayeredModel], Network] = {
     PlainGIN: Network("gin", PERCEPTRON, ("normalise",)),
     SGC: Network("sgc", STEPS),
     MLP: Network("mlp", LINEAR),
-    OrthoGCN: Network("ortho_gcn", CONV, ("orthogonal", "newton_steps", "hybrid", "center"), raw=is_orthogonal),
+    OrthoGCN: Network(
+        "ortho_gcn",
+        CONV,
+        ("orthogonal", "newton_steps", "hybrid", "center", "scale_free", "bound", "propagated"),
+        raw=is_orthogonal,
+    ),
 }
 SETTINGS = ("features", "classes", "depth", "width", "dropout", "head")
 

@@ -12,9 +12,9 @@ from graft.experiments.export.networks.layered import LayeredNetwork
 class OrthogonalLinear(nn.Module):
     """A square matrix that is made orthogonal by Newton's iteration whenever it is applied."""
 
-    def __init__(self, width: int, newton_steps: int, hybrid: float, center: bool) -> None:
+    def __init__(self, width: int, newton_steps: int, hybrid: float, center: bool, bound: str) -> None:
         super().__init__()
-        self.newton_steps, self.hybrid, self.center = newton_steps, hybrid, center
+        self.newton_steps, self.hybrid, self.center, self.gram = newton_steps, hybrid, center, bound == "gram"
         self.weight = nn.Parameter(torch.eye(width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -22,10 +22,31 @@ class OrthogonalLinear(nn.Module):
         matrix = self.hybrid * self.weight + (1 - self.hybrid) * identity
         if self.center:
             matrix = matrix - matrix.mean(1, keepdim=True)
-        matrix = matrix / (matrix.t() @ matrix).square().sum().sqrt().sqrt()
+        if self.gram:
+            matrix = matrix / (matrix.t() @ matrix).square().sum().sqrt().sqrt()
+        else:
+            matrix = matrix / matrix.square().sum().sqrt()
         for _ in range(self.newton_steps):
             matrix = 1.5 * matrix - 0.5 * matrix @ (matrix.t() @ matrix)
         return x @ matrix
+
+
+class OrthogonalLayer(nn.Module):
+    """An orthogonal layer that does not propagate along edges."""
+
+    def __init__(self, lin: OrthogonalLinear) -> None:
+        super().__init__()
+        self.lin = lin
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        return self.lin(x)
+
+
+class ScaleFreeConv(GCNConv):
+    """A graph convolution whose rows are divided by their root mean square before the bias is added."""
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return inputs * inputs.square().mean(1, keepdim=True).clamp(min=1e-12).rsqrt()
 
 
 class OrthoGCN(LayeredNetwork):
@@ -42,13 +63,16 @@ class OrthoGCN(LayeredNetwork):
         newton_steps: int = 4,
         hybrid: float = 0.2,
         center: bool = False,
+        scale_free: bool = False,
+        bound: str = "gram",
+        propagated: bool = True,
     ) -> list[nn.Module]:
-        layers = [GCNConv(features, width)]
+        layers: list[nn.Module] = [(ScaleFreeConv if scale_free else GCNConv)(features, width)]
         for _ in range(depth):
             layer = GCNConv(width, width, bias=not orthogonal)
             if orthogonal:
-                layer.lin = OrthogonalLinear(width, newton_steps, hybrid, center)
-            layers.append(layer)
+                layer.lin = OrthogonalLinear(width, newton_steps, hybrid, center, bound)
+            layers.append(layer if propagated or not orthogonal else OrthogonalLayer(layer.lin))
         return layers
 
     def make_head(self, width: int, classes: int, **settings: Any) -> nn.Module:
