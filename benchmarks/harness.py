@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,9 +73,13 @@ def make_setup(
 
 
 def alternate(
-    sides: dict[Any, Any], turns: int, warmup: int = 3, rounds_per_turn: dict[Any, int] | None = None
+    sides: dict[Any, Any],
+    turns: int,
+    warmup: int = 3,
+    rounds_per_turn: dict[Any, int] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[dict[Any, float], dict[Any, Any]]:
-    """Returns the median milliseconds of a round of every side, and its last scores.
+    """Returns the median milliseconds of a round of every side, by a clock in seconds, and its last scores.
 
     Rounds of all sides alternate, some sides with several a turn, so that a busy machine disturbs all of them. The
     first turns warm up caches and capture rounds; they are not timed.
@@ -84,10 +89,10 @@ def alternate(
     for turn in range(turns + warmup):
         for name, side in sides.items():
             for _ in range((rounds_per_turn or {}).get(name, 1)):
-                start = time.perf_counter()
+                start = clock()
                 scores[name] = side.round()
                 if turn >= warmup:
-                    times[name].append(1000 * (time.perf_counter() - start))
+                    times[name].append(1000 * (clock() - start))
     return {name: statistics.median(values) for name, values in times.items()}, scores
 
 

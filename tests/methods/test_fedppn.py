@@ -116,7 +116,7 @@ def test_loss_of_one_node_by_hand():
 def gradients(**settings):
     """What the losses of propagated prototypes, alone or with the ensemble's, change in every weight's gradient."""
     fleet = toy_setup(FedPPN(), models="gcn").fleet([0, 1, 2])
-    points = torch.randn(3, fleet.graph.nodes, 8, generator=torch.Generator().manual_seed(0))
+    points = fleet.at_train_nodes(torch.randn(3, fleet.graph.nodes, 8, generator=torch.Generator().manual_seed(0)))
     start = dict(flatten(fleet.initial()))
 
     def gradient(method, heard):

@@ -4,7 +4,8 @@ prototype propagation. IEEE Transactions on Artificial Intelligence 6(3), 2025."
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Le
@@ -20,11 +21,12 @@ from graft.methods.fedproto import PrototypeExchange
 from graft.methods.fedproto.prototypes import class_means, mean_norm, renewed
 from graft.methods.lg_fedavg import linear_head
 from graft.models.architecture import linear
-from graft.tensors.trees import Tree, Weights, map_tree
+from graft.tensors.trees import Tree, Weights, flatten, map_tree
 
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
+    from graft.federation.labels import FleetData
     from graft.federation.server import Server
     from graft.graphs.fleet_graph import FleetGraph
     from graft.models.architecture import Model
@@ -89,22 +91,23 @@ class FedPPN(PrototypeExchange):
         fleet.state.known = map_tree(torch.clone, received)
         # What a client received does not change while it trains, so neither does what is propagated of it.
         propagated, heard = self.propagate(fleet, received), beginnings(fleet, received).any(1)
+        at_train_nodes = cache(lambda data: (part := fleet.on(data)).at_train_nodes(part.at_nodes(propagated)))
         fleet.state.model = fleet.fit(
-            fleet.state.model, lambda weights, batch: self.loss(batch, weights, propagated, heard)
+            fleet.state.model, lambda weights, batch: self.loss(batch, weights, at_train_nodes(batch.data), heard)
         )
         output = fleet.predict(fleet.state.model)
         means = class_means(fleet, output)
         by_prototypes = self.classify(fleet, fleet.state.model, propagated).detach()
+        remember_answers(fleet, output.logits, by_prototypes)
         accuracy = Tree(model=validated(fleet, output.logits), prototypes=validated(fleet, by_prototypes))
         return Tree(prototypes=means.prototypes, owned=means.counts > 0, accuracy=accuracy)
 
-    def loss(self, fleet: Fleet, weights: Weights, propagated: Tensor, heard: Tensor) -> Tensor:
-        """Returns the losses of the labels by the model, by propagated prototypes and by both together; clients in
-        whose graphs no prototype begins have the first alone."""
+    def loss(self, fleet: Fleet, weights: Weights, points: Tensor, heard: Tensor) -> Tensor:
+        """Returns the losses of the labels by the model, by the prototypes that were propagated to training nodes and
+        by both together; clients in whose graphs no prototype begins have the first alone."""
         weights = heads_used_twice(fleet.model, weights)
         own = fleet.train_output(weights).logits
-        at_train_nodes = fleet.at_train_nodes(fleet.at_nodes(propagated))
-        by_prototypes = self.classify(fleet, weights, at_train_nodes)
+        by_prototypes = self.classify(fleet, weights, points)
         taught = self.prototype_weight * fleet.train_loss(by_prototypes)
         together = self.ensemble_weight * fleet.train_loss(self.ensemble(own, by_prototypes))
         return fleet.train_loss(own) + heard * (taught + together)
@@ -137,11 +140,15 @@ class FedPPN(PrototypeExchange):
 
     @torch.no_grad()
     def logits(self, fleet: Fleet) -> Tensor:
-        own = fleet.predict(self.personal(fleet)).logits
+        remembered = remembered_answers(fleet)
+        own = remembered[0] if remembered else fleet.predict(self.personal(fleet)).logits
         if self.inference == "model":
             return own
         known = fleet.state.known
-        by_prototypes = self.classify(fleet, self.personal(fleet), self.propagate(fleet, known))
+        if remembered:
+            by_prototypes = remembered[1]
+        else:
+            by_prototypes = self.classify(fleet, self.personal(fleet), self.propagate(fleet, known))
         answer = self.ensemble(own, by_prototypes) if self.inference == "ensemble" else by_prototypes
         return torch.where(beginnings(fleet, known).any(1).view(-1, 1, 1), answer, own)
 
@@ -157,12 +164,53 @@ def heads(model: Model, weights: Weights) -> Tree:
     return Tree(weight=head["weight"] if model.stackable else head["weight"].transpose(1, 2), bias=head["bias"])
 
 
+class Answers(NamedTuple):
+    """What trained clients answered, which scores of the same state and data need not work out again."""
+
+    clients: list[int]
+    data: FleetData
+    state: list[tuple[Tensor, int]]  # the tensors that it was made of, each with how often it had been written into
+    logits: tuple[Tensor, Tensor]  # of the models alone and of the propagated prototypes alone
+
+    def of(self, fleet: Fleet) -> bool:
+        """Returns whether the fleet would answer the same."""
+        if self.clients != fleet.clients or self.data is not fleet.data:
+            return False
+        now = answering_state(fleet)
+        return len(now) == len(self.state) and all(
+            leaf is before and leaf._version == version
+            for leaf, (before, version) in zip(now, self.state, strict=True)
+        )
+
+
+def answering_state(fleet: Fleet) -> list[Tensor]:
+    """Returns all that answers are made of, beside the data."""
+    return [leaf for field in ("model", "known") for _, leaf in flatten(fleet.state[field])]
+
+
+def remember_answers(fleet: Fleet, own: Tensor, by_prototypes: Tensor) -> None:
+    """Keeps what the clients of a fleet answer at the end of their training; not on a GPU, where steps are replayed
+    without coming past here."""
+    if fleet.device.type == "cpu":
+        state = [(leaf, leaf._version) for leaf in answering_state(fleet)]
+        fleet.caches[0]["answers"] = Answers(fleet.clients, fleet.data, state, (own, by_prototypes))
+
+
+def remembered_answers(fleet: Fleet) -> tuple[Tensor, Tensor] | None:
+    """Returns what was kept, if nothing has changed since."""
+    answers = fleet.caches[0].get("answers") if fleet.caches else None
+    return answers.logits if answers is not None and answers.of(fleet) else None
+
+
 def heads_used_twice(model: Model, weights: Weights) -> Weights:
     """Returns weights whose heads are views, made on the stream that prototypes are classified on.
 
     In a capture architectures run on streams of their own. The gradients of both uses of a head meet at its view;
-    where they met at the head itself, which would belong to the stream of its first use, PyTorch warns.
+    where they met at the head itself, which would belong to the stream of its first use, PyTorch warns. A CPU has no
+    streams.
     """
+    if not next(leaf for _, leaf in flatten(weights)).is_cuda:
+        return weights
     views = {
         name: Tree({**weights[name], "head": map_tree(lambda leaf: leaf.view_as(leaf), weights[name]["head"])})
         for name in model.kinds

@@ -76,6 +76,7 @@ class Stream:
         self._part_of: tuple[Stream, range] | None = None
         self._masks: dict[tuple[Any, ...], Tensor] = {}  # drawn ahead, or shared by the parts of a fleet
         self._ahead = 2  # how many are drawn at a time: most models have two layers
+        self._most = MASKS_AHEAD  # how many may be
 
     def bits(self, count: int, positions: Tensor | None = None) -> Tensor:
         """Draws 64-bit numbers [clients, count], or only those at some positions [clients, some] of them."""
@@ -102,6 +103,7 @@ class Stream:
         else:
             self.keys = self.keys + index_tensor(tuple(draws), self.keys.device)
             self._masks = {}
+            self._most = self._ahead = max(draws)  # what is drawn further ahead than one pass is lost here
 
     def clear_masks(self) -> None:
         """Frees the masks that were drawn ahead; called when a step is over."""
@@ -163,7 +165,7 @@ class Stream:
         masks = dropout_mask(draws, least, rate, dtype).view(self._ahead, len(self.keys), rows, width)
         self._drop_past_masks()
         self._masks |= {(number, rate, rows, width, dtype): masks[number - first] for number in draw_numbers}
-        self._ahead = 1 if self._ahead == 1 else MASKS_AHEAD
+        self._ahead = 1 if self._ahead == 1 else self._most
 
     def uniform(self, count: int) -> Tensor:
         """Draws numbers in [0, 1), [clients, count]."""

@@ -95,7 +95,7 @@ def test_branches_are_mixed_by_homophily_or_one_is_chosen():
 def test_loss_has_a_term_for_every_output_and_one_for_what_the_extractor_predicts():
     fleet = fleet_of(*toy_graphs())
     knowledge = SOON.knowledge(fleet)
-    logits = SOON.branch_logits(fleet, fleet.state.branches, knowledge, training=False)
+    logits = SOON.branch_logits(fleet, fleet.state.branches, knowledge)
     train, real = fleet.labels.masks[:, 0], fleet.graph.real
     wanted = []
     for client in range(3):
@@ -105,7 +105,10 @@ def test_loss_has_a_term_for_every_output_and_one_for_what_the_extractor_predict
         errors = functional.mse_loss(logits.homophilous[client, own], knowledge.chances[client, own])
         wanted.append(sum(labels) + errors)
     torch.testing.assert_close(
-        SOON.branch_loss(fleet, fleet.state.branches, knowledge), torch.stack(wanted), atol=1e-5, rtol=0
+        SOON.branch_loss(fleet, fleet.state.branches, knowledge, SOON.train_rows(fleet)),
+        torch.stack(wanted),
+        atol=1e-5,
+        rtol=0,
     )
 
 
@@ -113,7 +116,7 @@ def test_predictions_are_means_of_probabilities():
     fleet = fleet_of(*toy_graphs())
     fleet.state.homophily = torch.tensor([1.0, 0.0, 0.5])
     knowledge = SOON.knowledge(fleet)
-    logits = SOON.branch_logits(fleet, fleet.state.branches, knowledge, training=False)
+    logits = SOON.branch_logits(fleet, fleet.state.branches, knowledge)
     mixed = SOON.mixed(fleet)
     extractor = fleet.predict(fleet.state.model).logits.softmax(2)
     homophilous = (logits.homophilous.softmax(2) + extractor.softmax(2)) / 2
@@ -260,7 +263,7 @@ def test_no_gradient_of_one_branch_reaches_the_other(homophily):
     """So training both and choosing one is training that one alone."""
     fleet = fleet_of(*toy_graphs())
     weights = map_tree(lambda leaf: leaf.clone().requires_grad_(), fleet.state.branches)
-    logits = SOON.branch_logits(fleet, weights, SOON.knowledge(fleet), training=False)
+    logits = SOON.branch_logits(fleet, weights, SOON.knowledge(fleet))
     loss = fleet.cross_entropy(logits.homophilous if homophily else logits.heterophilous[2]).sum()
     gradient = torch.autograd.grad(loss, weights.second)[0]
     moved = [bool(gradient[:, part].any()) for part in range(PARTS)]

@@ -16,13 +16,13 @@ from graft.federation.method import step
 from graft.fields import Search
 from graft.graphs.label_propagation import propagate_labels
 from graft.methods.adafgl.branches import Branches, BranchLogits
-from graft.methods.adafgl.propagation import propagation_matrix, similar_pairs
+from graft.methods.adafgl.propagation import TrainRows, propagation_matrix, rows_at, similar_pairs
 from graft.methods.fedavg import FedAvg
 from graft.models.architecture import LayeredModel
 from graft.tensors.randomness import index_tensor
 from graft.tensors.sparse import contiguous
 from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack
-from graft.training.losses import mean_over
+from graft.training.losses import mean_over, softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,25 +128,28 @@ class AdaFGL(FedAvg):
     @step
     def personalise(self, fleet: Fleet) -> Tree:
         """Train both branches alone."""
-        knowledge = self.knowledge(fleet)
+        knowledge, rows = self.knowledge(fleet), self.train_rows(fleet)
         fleet.state.branches = fleet.fit(
             fleet.state.branches,
-            lambda weights, batch: self.branch_loss(batch, weights, knowledge),
+            lambda weights, batch: self.branch_loss(batch, weights, knowledge, rows),
             "branches",
             frozen=frozenset(),
         )
         return Tree()
 
-    def branch_loss(self, fleet: Fleet, weights: Weights, knowledge: Weights) -> Tensor:
+    def branch_loss(self, fleet: Fleet, weights: Weights, knowledge: Weights, rows: TrainRows) -> Tensor:
         """Labels for all four outputs, and the extractor's predictions for the homophilous one."""
-        logits = self.branch_logits(fleet, weights, knowledge, training=True)
+        logits = self.branches(fleet).train_logits(
+            weights, fleet.graph, knowledge, rows, self.signed_share, fleet.random
+        )
         errors = (logits.homophilous - knowledge["chances"]).square().mean(2)
-        labels = [fleet.cross_entropy(part) for part in (logits.homophilous, *logits.heterophilous)]
+        at_rows = (fleet.at_train_nodes(logits.homophilous), *logits.heterophilous)
+        labels = [fleet.train_loss(part) for part in at_rows]
         return torch.stack([*labels, mean_over(errors, fleet.graph.real)]).sum(0)
 
-    def branch_logits(self, fleet: Fleet, weights: Weights, knowledge: Weights, *, training: bool) -> BranchLogits:
-        random = fleet.random if training else None
-        return self.branches(fleet).logits(weights, fleet.graph, knowledge, self.signed_share, random)
+    def branch_logits(self, fleet: Fleet, weights: Weights, knowledge: Weights) -> BranchLogits:
+        """Returns the logits of both branches at all nodes, in evaluation mode."""
+        return self.branches(fleet).logits(weights, fleet.graph, knowledge, self.signed_share)
 
     def branches(self, fleet: Fleet) -> Branches:
         """Returns the architecture of the personal models, with the width and dropout of the experiment."""
@@ -190,9 +193,9 @@ class AdaFGL(FedAvg):
     def mixed(self, fleet: Fleet) -> Tensor:
         """Returns the probabilities of both branches, mixed by homophily."""
         knowledge = self.knowledge(fleet)
-        logits = self.branch_logits(fleet, fleet.state.branches, knowledge, training=False)
-        homophilous = (logits.homophilous.softmax(2) + self.compared(knowledge["chances"])) / 2
-        heterophilous = torch.stack([part.softmax(2) for part in logits.heterophilous]).mean(0)
+        logits = self.branch_logits(fleet, fleet.state.branches, knowledge)
+        homophilous = (softmax(logits.homophilous) + self.compared(knowledge["chances"])) / 2
+        heterophilous = torch.stack([softmax(part) for part in logits.heterophilous]).mean(0)
         return self.fuse(fleet.state.homophily, homophilous, heterophilous).clamp(min=LEAST_CHANCE)
 
     def fuse(self, homophily: Tensor, homophilous: Tensor, heterophilous: Tensor) -> Tensor:
@@ -221,18 +224,19 @@ class AdaFGL(FedAvg):
         """Returns what the extractor knows of the clients' graphs: its predictions, which nodes are similar, and what
         features are propagated along; made once, as the extractor does not change any more."""
         key = "knowledge where it is scored" if fleet.data is fleet.scoring else "knowledge"
-        if any(key not in cache for cache in fleet.caches):
-            made = self.make_knowledge(fleet)
-            for row, cache in enumerate(fleet.caches):
-                cache.setdefault(key, (made, row))
-        sources, rows = zip(*(cache[key] for cache in fleet.caches), strict=True)
-        if all(source is sources[0] for source in sources) and contiguous(list(rows)):  # views, without a copy
-            return select_clients(sources[0], slice(rows[0], rows[-1] + 1))
-        return stack([select_clients(source, row) for source, row in zip(sources, rows, strict=True)])
+        return kept(fleet, key, self.make_knowledge)
+
+    def train_rows(self, fleet: Fleet) -> TrainRows:
+        """Returns the rows at training nodes of what features are propagated along; made once, too."""
+
+        def make(fleet: Fleet) -> Tree:
+            return rows_at(fleet.data.train_subset, self.knowledge(fleet), self.hops)
+
+        return TrainRows(fleet.data.train_subset, **kept(fleet, "rows at training nodes", make))
 
     @torch.no_grad()
     def make_knowledge(self, fleet: Fleet) -> Tree:
-        chances = fleet.predict(fleet.state.model).logits.softmax(2)
+        chances = softmax(fleet.predict(fleet.state.model).logits)
         similar = similar_pairs(self.compared(chances), fleet.graph.real, self.similar)
         return Tree(
             chances=chances,
@@ -242,7 +246,19 @@ class AdaFGL(FedAvg):
 
     def compared(self, chances: Tensor) -> Tensor:
         """Returns the extractor's predictions as they are compared and mixed."""
-        return chances.softmax(2) if self.double_softmax else chances
+        return softmax(chances) if self.double_softmax else chances
+
+
+def kept(fleet: Fleet, key: str, make: Callable[[Fleet], Tree]) -> Tree:
+    """Returns what was made of clients' data and state when it was first asked for."""
+    if any(key not in cache for cache in fleet.caches):
+        made = make(fleet)
+        for row, cache in enumerate(fleet.caches):
+            cache.setdefault(key, (made, row))
+    sources, rows = zip(*(cache[key] for cache in fleet.caches), strict=True)
+    if all(source is sources[0] for source in sources) and contiguous(list(rows)):  # views, without a copy
+        return select_clients(sources[0], slice(rows[0], rows[-1] + 1))
+    return stack([select_clients(source, row) for source, row in zip(sources, rows, strict=True)])
 
 
 def no_loss(models: Weights, fleet: Fleet) -> Tensor:  # noqa: ARG001
