@@ -53,12 +53,13 @@ class FedOMD(FedAvg):
     paper's beta is 10, see `fedomd_paper`: so much of it keeps the labels from being learnt.
     """
 
+    # One plain step a round is a gradient of everybody's loss, and the server steps by Adam along it.
     experiment_defaults: ClassVar[Mapping[str, Any]] = {
         **PAPERS_NETWORK,
         "optimizer": "sgd",
-        "learning_rate": 1.0,
         "server_optimizer": "adam",
         "server_rate": 0.01,
+        "server_tau": 1e-5,
     }
     reveals: ClassVar = {
         "means/mean": Reveals("mean of every hidden feature over the client's nodes", ("features", "edges")),
@@ -66,9 +67,11 @@ class FedOMD(FedAvg):
         "means/low": Reveals(
             "smallest hidden feature of all nodes, by layer",
             ("features", "edges"),
-            when="if hidden features may be negative: 0 after a ReLU",
+            when="if span_from is global, and not 0 as after a ReLU",
         ),
-        "means/high": Reveals("largest hidden feature of all nodes, by layer", ("features", "edges")),
+        "means/high": Reveals(
+            "largest hidden feature of all nodes, by layer", ("features", "edges"), when="if span_from is global"
+        ),
         "moments/moments": Reveals("central moments of every hidden feature over the nodes", ("features", "edges")),
         "match/model": MODEL,
         "match/weight": VOTE,

@@ -282,7 +282,7 @@ def unlabelled(graph: Graph) -> Graph:
 def check_equal(together: FinishedRounds, alone: FinishedRounds, where: str) -> None:
     """Requires that clients of a fleet are what they are alone."""
     for client in together.engine.members():
-        difference = gap(together.client(client), alone.client(client))
+        difference = gap(together.client(client), alone.client(client), relative=True)
         require(difference < 1e-5, f"client {client} differs by {difference:.1e} in a fleet {where}")
 
 

@@ -34,7 +34,7 @@ def in_process_equals_messages_as_bytes(method: Method) -> None:
     difference = gap(here.server.state, there.server.state)
     require(difference < 1e-5, f"the server differs by {difference:.1e} when messages are bytes")
     for client, state in here.engine.state().items():
-        difference = gap(state, states[client])
+        difference = gap(state, states[client], relative=True)
         require(difference < 1e-5, f"client {client} differs by {difference:.1e} when messages are bytes")
     require(here.traffic == there.traffic, f"{here.traffic} in process, {there.traffic} as bytes")
     require(there.traffic == counted, f"{there.traffic} on record, {counted} through the pipes")

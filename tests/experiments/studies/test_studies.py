@@ -64,10 +64,10 @@ def test_the_paper_settings_live_in_one_place():
         ("dfed-sst-main", {"local", "centralised"}),
         ("dfed-sst-topology-sparsity", {"local-0.1", "local-0.3", "local-0.5"}),
         ("dfed-sst-label-sparsity", {"local-0.1", "local-0.3", "local-0.5"}),
-        ("fedomd-main", {"centralised"}),
-        ("fedomd-parties", {"centralised"}),
-        ("fedomd-modules", {"alone", "neither"}),
-        ("fedomd-depth", set()),
+        ("fedomd-main", {"centralised", "alone", "fedomd-server-adam", "fedgcn-server-adam"}),
+        ("fedomd-parties", {"centralised", "alone", "fedomd-server-adam", "fedgcn-server-adam"}),
+        ("fedomd-modules", {"alone", "neither", "orthogonal", "moments", "both"}),
+        ("fedomd-depth", {"depth2", "depth4", "depth6", "depth8", "depth10"}),
         ("fedtad-main", {"local", "centralised"}),
         ("fedtad-participation", set()),
     ],
@@ -124,7 +124,7 @@ def test_printed_numbers_are_those_of_the_papers():
     assert printed("fedtad_table3", plug="fedtad")["gcfl_plus", "ogbn-arxiv", 20].mean == 59.4
     assert printed("fedomd_table7", gcn_layers="2")["fedgcn", "computers", 9] == Number(40.12, 2.54)
     assert STUDIES["fedtad-participation"].printed("fedtad-paper-0.4", "cora", 20).mean == 54.2
-    assert STUDIES["fedomd-depth"].printed("depth10", "computers", 3).mean == 46.23
+    assert STUDIES["fedomd-depth"].printed("paper-depth10", "computers", 3).mean == 46.23
     assert STUDIES["fedgkc-modules"].printed("kama", "pubmed", 5).mean == 85.05
 
 
