@@ -29,7 +29,7 @@ SERVER = {"server_rate", "server_momentum", "server_tau"}  # searched where the 
 TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state", *SERVER}
 OF_A_SERVER = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")  # the settings are those of its optimiser
 WITHOUT_SETTINGS = ("fedavg", "fedbn", "fedgcn", "fedmlp", "loc_gcn", "majority", *OF_A_SERVER)
-SETTINGS_DEFINE_IT = ("dpsgd", "feddual", "fednova", "lg_fedavg", "osgp")  # or trade accuracy for bytes or privacy
+SETTINGS_DEFINE_IT = ("fednova", "lg_fedavg")  # or trade accuracy for bytes
 
 
 def candidate(method="fedprox", *, space=(), fix=(), search=(), **values):
