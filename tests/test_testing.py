@@ -374,7 +374,11 @@ BROKEN = [
     (logged.logged_fields_are_only_put_on_record, LogsAPartOfAField, "train/terms/local is declared in `logged`, but"),
     (logged.logged_fields_are_only_put_on_record, LogsItsModel, "train/model is declared .* and in `averages` too"),
     (labels.labels_of_validation_nodes_are_read_as_declared, JudgesInSecret, "the labels of validation nodes$"),
-    (labels.labels_of_validation_nodes_are_read_as_declared, AnswersByValidationLabels, "what client . predicts changes"),
+    (
+        labels.labels_of_validation_nodes_are_read_as_declared,
+        AnswersByValidationLabels,
+        "what client . predicts changes",
+    ),
     (
         labels.labels_of_validation_nodes_are_read_as_declared,
         JudgesByValidationNodesAlways,
@@ -382,7 +386,11 @@ BROKEN = [
     ),
     (labels.labels_of_validation_nodes_are_read_as_declared, SaysThatAnotherSettingJudges, "gates is declared in"),
     (labels.labels_of_test_nodes_change_nothing, LearnsFromTestNodes, "the server keeps changes with the labels of"),
-    (labels.labels_of_test_nodes_change_nothing, PredictsByTestLabels, "what client . predicts changes with the labels of"),
+    (
+        labels.labels_of_test_nodes_change_nothing,
+        PredictsByTestLabels,
+        "what client . predicts changes with the labels of",
+    ),
     (contract.resumed_equals_unbroken, RemembersOutsideItsState, "the server differs after a resume"),
     (contract.clients_that_are_not_asked_keep_their_state, AsksEverybody, r"\[0, 1, 2, 3\] were changed"),
     (contract.messages_are_trees, SendsAnObject, "holds a FleetGraph at 'graph'"),

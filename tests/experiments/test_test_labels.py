@@ -18,6 +18,7 @@ from graft.testing.toy import same
 
 DATA = {"dataset": "synthetic:nodes=90,degree=6,classes=3,features=8", "clients": 3, "width": 8}
 HASTE = {  # less of what takes long
+    "adafgl": {"extractor_share": 0.01},  # a round of each of its two steps
     "fedsage_plus": {"generator_epochs": 2, "slots": 2, "latent": 8, "encoder_width": 8, "rank": 4},
     "fedtad": {"iterations": 1, "student_steps": 1},
     "fedtad_paper": {"iterations": 1, "student_steps": 1},
@@ -25,7 +26,9 @@ HASTE = {  # less of what takes long
     "fedtgp": {"server_epochs": 5},
     "trust": {"pretrain_epochs": 2},
 }
-CASES = [(name, "") for name in sorted(METHODS)] + [(host, plug) for plug in sorted(PLUGS) for host in ("fedgta", "scaffold")]
+CASES = [(name, "") for name in sorted(METHODS)] + [
+    (host, plug) for plug in sorted(PLUGS) for host in ("fedgta", "scaffold")
+]
 
 
 @cache
@@ -91,5 +94,8 @@ def test_training_labels_change_what_test_labels_do_not(name):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedgkc", "dpsgd", "centralised", "majority"])
 def test_validation_labels_change_validation_scores(name):
-    right, wrong = run(name, "", federation()), run(name, "", changed(lambda graph: with_wrong_labels(graph, "validation")))
+    right, wrong = (
+        run(name, "", federation()),
+        run(name, "", changed(lambda graph: with_wrong_labels(graph, "validation"))),
+    )
     assert right.accuracy["validation"] != wrong.accuracy["validation"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.federation.method import Method, judging_settings
-from graft.tensors.trees import Tree, flatten
+from graft.tensors.trees import Tree
 from graft.testing.claim import claim, contract_setup, require
 from graft.testing.contract import predictions
 from graft.testing.leaks import SIZES, Watching

@@ -49,7 +49,9 @@ class Cell:
     @property
     def runs(self) -> list[FinishedRun]:
         """Returns all runs at the end, each once."""
-        return list({id(run): run for runs in (self.default, self.tuned, self.held_out) for run in runs.values()}.values())
+        return list(
+            {id(run): run for runs in (self.default, self.tuned, self.held_out) for run in runs.values()}.values()
+        )
 
     def values(self, *, tuned: bool = True, point: str = "test") -> dict[int, float]:
         """Returns the scores by seed: of the clients' own models, or at another point, as test_global."""

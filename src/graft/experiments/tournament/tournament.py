@@ -18,6 +18,7 @@ from graft.errors import InputError, RunError
 from graft.experiments.comparison.finished_runs import no_rounds
 from graft.experiments.many_runs import Message, Outcome, Report, exclusive
 from graft.experiments.progress_log import logged
+from graft.experiments.sweep.plan import PlannedRun
 from graft.experiments.tournament.families import judges
 from graft.experiments.tournament.plan import Event
 from graft.experiments.tuning.finals import Again, Finals, run_finals
@@ -97,7 +98,10 @@ def labels_over(trials: Trials) -> list[str]:
 def plan_finals(trials: Trials, folder: Path) -> Finals:
     """Returns the runs at the end of the methods whose trials are over."""
     over = labels_over(trials)
-    subjects, studies = {label: trials.subjects[label] for label in over}, {label: trials.studies[label] for label in over}
+    subjects, studies = (
+        {label: trials.subjects[label] for label in over},
+        {label: trials.studies[label] for label in over},
+    )
     trials = replace(trials, subjects=subjects, studies=studies)
     return Finals(trials, folder, importance=False, brief=True, again=HELD_OUT)
 

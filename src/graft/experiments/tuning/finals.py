@@ -18,7 +18,6 @@ from graft.experiments.tuning.space import describe_space, with_values
 from graft.experiments.tuning.trials import Trials, best_of
 from graft.experiments.tuning.tuning import Tuning
 
-
 DEFAULT, TUNED = "default", "tuned"  # with the values of the default, and with the chosen ones
 
 
