@@ -1,9 +1,10 @@
 """Whether every method's defaults train on data that nobody prepared for it: test accuracy beside the majority class.
 
-Each method runs with its defaults on raw, row-normalised, l2 and standardised features, on a homophilous and a
-heterophilous generated graph, cut at random so that clients have all classes, and on Cora where it is there. Accuracies are those of the best validation round, the
-mean over seeds, of clients' own models and of the global one. A `!` stands behind what is less than two points above
-the majority class: of each client for own models, of all nodes for the global one.
+Each method runs with its defaults on raw, row-normalised, l2 and standardised features: on a homophilous and a
+heterophilous generated graph, cut at random so that clients have all classes, and on Cora where it is there. Accuracies
+are those of the best validation round, the mean over seeds, of clients' own models and of the global one. A `!` stands
+behind what is less than two points above the majority class: of each client for own models, of all nodes for the
+global one.
 """
 
 from __future__ import annotations

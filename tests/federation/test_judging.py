@@ -90,7 +90,7 @@ def test_graphs_in_which_nobody_knows_the_nodes_are_refused():
     graft.run("fedgkc", **DATA, judge_on="training", label_sparsity=0.2, evaluate_on="perturbed")
 
 
-# What methods declare. That nothing else reads validation labels is a claim of the contract; here is the other direction.
+# What methods declare. That nothing else reads validation labels is a claim of the contract.
 
 
 @cache

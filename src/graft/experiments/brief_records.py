@@ -1,5 +1,4 @@
-"""The record of a run as one small file: its experiment, what result.json would hold, and its test accuracy by
-round."""
+"""The record of a run as one small file: its experiment, what result.json would hold, and test accuracy by round."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a tournament says of scores that were made up: ranks, pairs, corrections, and what is bold."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -8,7 +8,7 @@ from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.experiment import Experiment
 from graft.experiments.studies.study import Variant
 from graft.experiments.tournament.families import Family, entrant
-from graft.experiments.tournament.page import lead_table, ranks_text, score_table
+from graft.experiments.tournament.page import held_out_rows, lead_table, ranks_text, score_table
 from graft.experiments.tournament.results import Cell, FamilyResult
 
 FAMILY = Family(
@@ -113,3 +113,16 @@ def test_seeds_on_other_partitions_make_no_pair():
     (lead,) = [lead for lead in found.leads if lead.column == "one"]
     assert lead.paired.n == 3
     assert "| ours | one | good |" in lead_table(found.leads, found)
+
+
+def test_rows_that_judge_are_paired_with_themselves_judging_by_training_nodes():
+    found = result(**SCORES)
+    weaker = cell("fedgkc", [score - 0.2 for score in SCORES["ours"][0]]).tuned
+    found.cells["ours", "one"] = replace(found.cells["ours", "one"], held_out=weaker)
+    ((row, column, by_validation, by_training, difference, interval),) = held_out_rows(found)
+    assert (row, column, by_validation, by_training) == ("ours", "one", "82.8 ± 1.9", "62.8 ± 1.9")
+    assert difference == "-20.0"
+    assert interval == "-"  # the same in every seed is no sample
+    assert found.ranking.ranks["ours"] == 1.0
+    assert found.judged_by_training.ranking.ranks["ours"] == 1.5  # second on one dataset, first on the other
+    assert found.judged_by_training.cells["good", "one"] == found.cells["good", "one"]

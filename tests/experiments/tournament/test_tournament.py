@@ -19,7 +19,7 @@ from graft.errors import InputError
 from graft.experiments.build import build_federation
 from graft.experiments.tournament.families import DATA, FAMILIES
 from graft.experiments.tournament.page import write_tournament
-from graft.experiments.tournament.tournament import run_tournament
+from graft.experiments.tournament.tournament import CALLS, run_tournament
 from graft.experiments.tuning import workers
 from tests.experiments.tournament.conftest import SYNTHETIC, TOY, small_events
 
@@ -96,6 +96,58 @@ def test_nothing_is_run_again(events, tmp_path):
     again = run_tournament(events, tmp_path, jobs=1, report=told.append)
     assert again.complete
     assert told == []
+
+
+def of_one_dataset(**values):
+    return small_events(datasets=["toy-a"], trials=2, rounds=2, **values)
+
+
+def test_methods_and_datasets_that_join_later_find_the_others_as_they_were(tmp_path):
+    alone = run_tournament(of_one_dataset(methods=["local"]), tmp_path, jobs=1)
+    assert alone.complete
+    everybody = small_events(trials=2, rounds=2)
+    half = run_tournament(everybody, tmp_path, jobs=1, run=False)
+    assert not half.complete
+    write_tournament(half, tmp_path)  # methods whose trials are over are in it, whoever has joined since
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 2 * 2
+    told = []
+    later = run_tournament(everybody, tmp_path, jobs=1, report=told.append)
+    assert later.complete
+    assert not any(message.get("method") == "toy/toy-a local" for message in told)
+    at_once = run_tournament(everybody, tmp_path / "at once", jobs=1)
+    assert histories(later) == histories(at_once)
+    assert final_scores(later) == final_scores(at_once)
+
+
+def test_tournament_goes_on_from_journals_and_results_alone(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    whole = run_tournament(of_one_dataset(), here, jobs=1)
+    write_tournament(whole, here)
+    assert not [path for path in here.rglob("*") if path.name in ("checkpoint", "report.html", "rounds.jsonl")]
+    for file in [*here.rglob("trials.jsonl"), *here.rglob("runs/*/*.json"), here / CALLS]:
+        copy = there / file.relative_to(here)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    write_tournament(run_tournament(of_one_dataset(), there, jobs=1, run=False), there)
+    for name in ("tournament.md", "runs.csv"):
+        assert (there / name).read_text() == (here / name).read_text()
+    told = []
+    next(there.rglob("runs/fedgkc/held-out*.json")).unlink()
+    assert run_tournament(of_one_dataset(), there, jobs=1, report=told.append).complete
+    assert ["held-out" in message["cell"] for message in told] == [True]
+
+
+def test_runs_at_the_end_without_validation_labels_are_of_methods_that_judge_by_them(tmp_path):
+    tournament = run_tournament(of_one_dataset(), tmp_path, jobs=1)
+    finals = tournament.finals["toy/toy-a"]
+    tuned, held_out = (finals.cell("fedgkc", values) for values in ("tuned", "held-out"))
+    assert held_out.keys() == tuned.keys()
+    for seed, run in held_out.items():
+        differing = {name for name, value in run.experiment.items() if value != tuned[seed].experiment[name]}
+        assert differing == {"judge_on"}
+    assert all(finals.kinds(label) == ["default", "tuned"] for label in ("local", "fedavg"))
+    by_training = run_tournament(of_one_dataset(judge_on="training"), tmp_path / "by training", jobs=1)
+    assert by_training.finals["toy/toy-a"].kinds("fedgkc") == ["default", "tuned"]
 
 
 def test_time_that_is_over_leaves_all_methods_of_an_event_as_many_trials(tmp_path):
@@ -180,13 +232,23 @@ def test_page_and_table_hold_what_was_found_out(events, tmp_path):
     assert {file.name for file in files} == {"tournament.md", "runs.csv", "ranks-toy.svg"}
     for words in ("## Toys", "They are small.", "| local |", "Average ranks over 2 datasets", "critical difference"):
         assert words in text
+    for words in (
+        "### Judged by training nodes instead",
+        "| fedgkc | toy-a |",
+        "With these scores in the table",
+    ):
+        assert words in text
+    assert "24 trials took" in text
+    assert "1 of them worked at a time on a CPU with" in text
     assert "| fedgkc \\* |" in text  # its gate looks at validation labels
     assert "local \\*" not in text
     with (tmp_path / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     chosen = {(row["dataset"], row["row"]) for row in rows if row["values"] == "tuned"}
     assert chosen == {(data, row) for data in ("toy-a", "toy-b") for row in ("local", "fedavg", "fedgkc")}
-    assert len(rows) == 2 * 3 * 2 * 2
+    assert len(rows) == (2 * 3 * 2 + 2) * 2
+    assert {row["row"] for row in rows if row["values"] == "held-out"} == {"fedgkc"}
+    assert {row["reads_validation"] for row in rows if row["values"] == "held-out"} == {"False"}
     scores = final_scores(tournament)
     for row in rows:
         key = (f"toy/{row['dataset']}", row["row"], row["values"])

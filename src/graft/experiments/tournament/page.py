@@ -74,8 +74,8 @@ def said_of_all(tournament: Tournament) -> str:
     design = tournament.events[0].design
     judging = (
         f"A row with {MARK} read validation labels in training or to choose its predictions, with the chosen values on "
-        "at least one dataset; all others read them for the choice of values and of the round alone. Marked rows also ran "
-        "without them."
+        "at least one dataset; all others read them for the choice of values and of the round alone. Marked rows also "
+        "ran without them."
     )
     if design.values.get("judge_on") == "training":
         judging = (
@@ -98,16 +98,16 @@ def said_of_time(tournament: Tournament, results: Sequence[FamilyResult]) -> str
     """Returns how long all processes worked in all, as far as that is on record."""
     cells = [cell for result in results for cell in result.cells.values()]
     runs = {str(run.path): run.summary["seconds"]["total"] for cell in cells for run in cell.runs}
-    hours = [sum(cell.seconds for cell in cells) / 3600, sum(runs.values()) / 3600]
+    of_trials, of_runs = sum(cell.seconds for cell in cells) / 3600, sum(runs.values()) / 3600
     text = (
-        f"{sum(cell.trials for cell in cells)} trials took {hours[0]:.2f} hours of processes, and {len(runs)} runs at the "
-        f"end {hours[1]:.2f}: {sum(hours):.2f} in all."
+        f"{sum(cell.trials for cell in cells)} trials took {of_trials:.2f} hours of processes, and {len(runs)} runs at "
+        f"the end {of_runs:.2f}: {of_trials + of_runs:.2f} in all."
     )
     for device in dict.fromkeys(call["device"] for call in tournament.calls):
         counts = sorted({call["processes"] for call in tournament.calls if call["device"] == device})
         text += f" {' or '.join(map(str, counts))} of them worked at a time on {device}."
     if len({tuple(call.items()) for call in tournament.calls}) == 1:
-        text += f" That is about {sum(hours) / tournament.calls[0]['processes']:.2f} hours of it."
+        text += f" That is about {(of_trials + of_runs) / tournament.calls[0]['processes']:.2f} hours of it."
     return text
 
 
@@ -208,8 +208,8 @@ def held_out_parts(result: FamilyResult, rows: Sequence[tuple[str, ...]]) -> Ite
     """Yields the section about rows that judge by training nodes instead of validation nodes."""
     yield "### Judged by training nodes instead"
     yield (
-        f"Rows with {MARK} ran once more with the chosen values, judging by a fifth of the training nodes, which they did "
-        "not train on. The difference is to the scores above, seed by seed."
+        f"Rows with {MARK} ran once more with the chosen values, judging by a fifth of the training nodes, which they "
+        "did not train on. The difference is to the scores above, seed by seed."
     )
     head = ("", "dataset", "by validation nodes", "by training nodes", "difference", "95 % interval")
     yield markdown_table(head, rows)

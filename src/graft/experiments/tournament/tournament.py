@@ -18,6 +18,7 @@ from graft.errors import InputError, RunError
 from graft.experiments.comparison.finished_runs import no_rounds
 from graft.experiments.many_runs import Message, Outcome, Report, exclusive
 from graft.experiments.progress_log import logged
+from graft.experiments.sweep.plan import PlannedRun
 from graft.experiments.tournament.families import judges
 from graft.experiments.tournament.plan import Event
 from graft.experiments.tuning.finals import Again, Finals, run_finals
