@@ -10,6 +10,8 @@ from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.federation.plug import plugged
 from graft.methods.fed_pub import FedPUB
+from graft.methods.dis_pfl.masks import masked
+from graft.methods.fed_pub.masked_weights import masked_and_measured
 from graft.methods.fed_pub.proxy import ProxyGraph, random_graph
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedtad import PaperDistillation
@@ -167,6 +169,40 @@ def test_detached_penalties_show_in_the_loss_and_move_nothing():
     torch.testing.assert_close(shown - plain, torch.full((3,), 0.5 * (entries + lengths)), rtol=1e-4, atol=1e-3)
     attached, _ = gradients(FedPUB(mask_penalty=0.5, proximal=0.5), fleet, shift=0.25)
     torch.testing.assert_close(attached, shown)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+def test_gradients_written_out_are_those_of_autograd(shift, detached):
+    method, fleet = FedPUB(mask_penalty=0.5, proximal=0.5, detached_penalties=detached), started()
+    generator = torch.Generator().manual_seed(0)
+    fleet.state.masks = map_tree(lambda leaf: torch.randn(leaf.shape, generator=generator), fleet.state.masks)
+    fleet.state.masks.head.weight[:, 0] = 0  # where absolute values have no slope
+    received = fleet.state.model
+    start = Tree(weights=map_tree(lambda leaf: leaf + shift, received), masks=fleet.state.masks)
+    leaves = {path: leaf.detach().clone().requires_grad_() for path, leaf in flatten(start)}
+    parts = unflatten(leaves)
+    sizes = [mask.abs().flatten(1).sum(1) for _, mask in flatten(parts.masks)]
+    moved = zip(flatten(parts.weights), flatten(received), strict=True)
+    distances = [torch.linalg.vector_norm((leaf - before).flatten(1), dim=1) for (_, leaf), (_, before) in moved]
+    penalty = 0.5 * torch.stack([*sizes, *distances]).sum(0)
+    plain = fleet.label_loss(masked(parts.weights, parts.masks)) + (penalty.detach() if detached else penalty)
+    by_autograd = dict(zip(leaves, torch.autograd.grad(plain.sum(), list(leaves.values())), strict=True))
+    loss, written_out = gradients(method, fleet, shift)
+    torch.testing.assert_close(loss, plain.detach())
+    assert gap(written_out, unflatten(by_autograd)) < 1e-5
+    others = gradients(FedPUB(mask_penalty=0.4, proximal=0.4, detached_penalties=detached), fleet, shift)[1]
+    assert (gap(others, unflatten(by_autograd)) < 1e-5) == detached
+
+
+def test_a_weight_that_a_module_does_not_use_is_pulled_all_the_same():
+    weight, mask = (torch.full((2, 3, 1), value, requires_grad=True) for value in (2.0, 0.5))
+    received, fleet = torch.zeros(2, 3, 1), toy_setup(FedPUB(), clients=2).fleet([0, 1])
+    parts = Tree(unused=Tree(weight=weight)), Tree(unused=Tree(weight=mask)), Tree(unused=Tree(weight=received))
+    _, distance, size = masked_and_measured(*parts, fleet)
+    to_weight, to_mask = torch.autograd.grad((distance + 3 * size).sum(), [weight, mask])
+    torch.testing.assert_close(to_weight, torch.full_like(weight, 3**-0.5))
+    assert (to_mask == 3).all()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -10,10 +10,11 @@ from graft.engines.in_process import InProcess
 from graft.errors import InputError
 from graft.federation.session import Session
 from graft.methods.adafgl import AdaFGL
-from graft.methods.adafgl.branches import PARTS, Branches
+from graft.methods.adafgl.branches import PARTS, Branches, second_layer, signed_part
 from graft.methods.adafgl.propagation import propagation_matrix
 from graft.methods.fedavg import FedAvg
-from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, select_clients
+from graft.tensors.trees import Tree, count_bytes, flatten, map_tree, select_clients, unflatten
+from graft.training.losses import mean_over
 from tests.methods.adafgl.cases import SOON, bipartite, cliques, fleet_of, linked
 from tests.toy import gap, run_rounds, run_session, same, toy_graph, toy_graphs, toy_setup
 
@@ -110,6 +111,42 @@ def test_loss_has_a_term_for_every_output_and_one_for_what_the_extractor_predict
         atol=1e-5,
         rtol=0,
     )
+
+
+def everywhere(fleet, weights, knowledge, random=None):
+    """The loss with all parts worked out at all nodes, as it is written in the paper."""
+    model = SOON.branches(fleet)
+    plain = model.hidden(weights, fleet.graph.features, knowledge.propagation, fleet.graph.nodes)
+    hidden = random.dropout(plain.flatten(2), model.dropout).view_as(plain) if random else plain
+    own, homophilous, heterophilous, embedding = second_layer(hidden, weights, slice(None))
+    messages = signed_part(embedding, weights, fleet.graph, knowledge.similar, SOON.signed_share)
+    errors = (homophilous - knowledge.chances).square().mean(2)
+    labels = [fleet.cross_entropy(part) for part in (homophilous, own, heterophilous, messages)]
+    return torch.stack([*labels, mean_over(errors, fleet.graph.real)]).sum(0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_the_loss_leaves_out_changes_neither_it_nor_its_gradient(dropout, sparse):
+    fleet = toy_setup(SOON, dropout=dropout, sparse=sparse).fleet([0, 1, 2])
+    SOON.start_client(fleet)
+    knowledge, rows = SOON.knowledge(fleet), SOON.train_rows(fleet)
+    generator = torch.Generator().manual_seed(0)
+    start = {path: leaf + torch.randn(leaf.shape, generator=generator) for path, leaf in flatten(fleet.state.branches)}
+
+    def gradients(loss_of):
+        leaves = {path: leaf.clone().requires_grad_() for path, leaf in start.items()}
+        view = fleet.for_call(2, "personalise")
+        loss = loss_of(view, unflatten(leaves))
+        return loss.detach(), torch.autograd.grad(loss.sum(), list(leaves.values()))
+
+    loss, found = gradients(lambda view, weights: SOON.branch_loss(view, weights, knowledge, rows))
+    whole, wanted = gradients(lambda view, weights: everywhere(view, weights, knowledge, view.random))
+    torch.testing.assert_close(loss, whole)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    plain, _ = gradients(lambda view, weights: everywhere(view, weights, knowledge))
+    assert torch.allclose(plain, loss, atol=1e-4) == (dropout == 0)
 
 
 def test_predictions_are_means_of_probabilities():

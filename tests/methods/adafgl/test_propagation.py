@@ -6,12 +6,16 @@ from torch.nn import functional
 
 from graft.methods.adafgl import AdaFGL
 from graft.methods.adafgl.propagation import (
+    TrainRows,
     propagate_hops,
+    propagate_parts,
     propagation_matrix,
+    rows_at,
     signed_messages,
     signed_similarity,
     similar_pairs,
 )
+from graft.tensors.trees import Tree
 from tests.methods.adafgl.cases import fleet_of, linked
 from tests.toy import toy_graphs
 
@@ -59,6 +63,61 @@ def test_hops_by_hand():
     by_hop = torch.tensor([[[[1.0], [10.0], [100.0]], [[2.0], [20.0], [200.0]]]])
     # 1 + 2 * 20 + 2 * 1 * 100 and 2 + 1 * 10 + 1 * 2 * 200, since the matrix squared is 2 I.
     assert propagate_hops(matrix, by_hop)[0, :, 0].tolist() == [241.0, 412.0]
+
+
+def training_rows(hops=3):
+    """A fleet whose clients have different numbers of training nodes, its matrices, and their rows there."""
+    generator = torch.Generator().manual_seed(0)
+    fleet = fleet_of(*toy_graphs())
+    similar = similar_pairs(torch.randn(3, 12, 3, generator=generator).softmax(2), fleet.graph.real, 0.9)
+    matrices = Tree(similar=similar, propagation=propagation_matrix(fleet.graph, similar, 0.5))
+    subset = fleet.data.train_subset
+    assert len(set(subset.real.sum(1).tolist())) > 1
+    return fleet, matrices, TrainRows(subset, **rows_at(subset, matrices, hops))
+
+
+def test_rows_of_powers_by_hand():
+    fleet = fleet_of(linked([(0, 1)], [0, 1], train=[1]))
+    matrices = Tree(similar=torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), propagation=torch.tensor([[[0.0, 2.0], [3, 1]]]))
+    rows = rows_at(fleet.data.train_subset, matrices, hops=2)
+    assert (rows.itself.tolist(), rows.similar.tolist()) == ([[[0, 1]]], [[[1, 0]]])
+    # Of the first node 0, 3 and 1 * 3, of the second 1, 1 and 3 * 2 + 1.
+    assert rows.powers.tolist() == [[[0, 3, 3, 1, 1, 7]]]
+
+
+@pytest.mark.parametrize("hops", [0, 1, 3])
+def test_parts_propagated_to_where_they_are_needed_are_those_propagated_everywhere(hops):
+    _, matrices, rows = training_rows(hops)
+    matrix = matrices.propagation
+    by_hop = torch.randn(3, 12, hops + 1, 3, 4, requires_grad=True)
+    everywhere, at_rows = propagate_parts(matrix, rows.powers, by_hop)
+    wanted = propagate_hops(matrix, by_hop.flatten(3)).view(3, 12, 3, 4)
+    wanted_rows = rows.subset.gather(wanted[:, :, 1].contiguous())
+    torch.testing.assert_close(everywhere, wanted[:, :, ::2])
+    torch.testing.assert_close(at_rows, wanted_rows)
+    assert not torch.allclose(everywhere[:, :, 1], wanted[:, :, 1], atol=1e-3)
+    factors = torch.randn_like(everywhere), torch.randn_like(at_rows)
+    (found,) = torch.autograd.grad([everywhere, at_rows], by_hop, factors)
+    (by_autograd,) = torch.autograd.grad([wanted[:, :, ::2], wanted_rows], by_hop, factors)
+    torch.testing.assert_close(found, by_autograd)
+    assert found.abs().amax((0, 1, 4)).min() > 0.1  # every hop of every part gets a gradient
+
+
+def test_rows_of_the_signed_similarity_are_those_of_the_whole():
+    fleet, matrices, rows = training_rows()
+    chances = torch.randn(3, 12, 3, generator=torch.Generator().manual_seed(1)).softmax(2).requires_grad_()
+    whole = signed_similarity(chances, matrices.similar, fleet.graph.real, 0.2)
+    some = signed_similarity(chances, matrices.similar, fleet.graph.real, 0.2, rows)
+    real = rows.subset.real
+    for client in range(3):
+        nodes = rows.subset.nodes[client, real[client]]
+        torch.testing.assert_close(some[client, real[client]], whole[client, nodes])
+    factors = torch.randn_like(some) * real.unsqueeze(2)
+    (found,) = torch.autograd.grad(some, chances, factors)
+    (wanted,) = torch.autograd.grad(whole, chances, rows.itself.mT @ factors)
+    torch.testing.assert_close(found, wanted)
+    (other,) = torch.autograd.grad(signed_similarity(chances, matrices.similar, fleet.graph.real, 0.5), chances, whole)
+    assert not torch.allclose(found, other, atol=1e-3)
 
 
 def test_signed_similarity_is_rescaled_with_one_more_for_a_node_itself():

@@ -14,6 +14,7 @@ from graft.federation.method import Method, step
 from graft.federation.reveals import MODEL, VOTE, Reveals
 from graft.fields import Search
 from graft.methods.dis_pfl.masks import masked
+from graft.methods.fed_pub.masked_weights import masked_and_measured
 from graft.methods.fed_pub.proxy import ProxyGraph, random_graph
 from graft.methods.fedgta import mix
 from graft.tensors.randomness import index_tensor
@@ -113,20 +114,12 @@ class FedPUB(Method):
         return Tree(masks=self.pruned(fleet.state.masks))
 
     def loss(self, fleet: Fleet, parts: Tree, received: Weights) -> Tensor:
-        masks = parts.get("masks", Tree())
-        penalty = self.mask_penalty * total_size(masks, fleet) + self.proximal * self.distance(fleet, parts, received)
+        used, distance, size = masked_and_measured(parts.weights, parts.get("masks", Tree()), received, fleet)
+        penalty = self.mask_penalty * size + self.proximal * distance * (fleet.round > 1)
         if self.detached_penalties:
             penalty = penalty.detach()
         # Without labels there is nothing that penalties are to be weighed against.
-        return fleet.label_loss(masked(parts.weights, masks)) + fleet.labelled_only(penalty)
-
-    def distance(self, fleet: Fleet, parts: Tree, received: Weights) -> Tensor:
-        """Returns the sum of the Euclidean distances, tensor by tensor, from the received model; 0 in round 1."""
-        before = dict(flatten(received))
-        trained = flatten(trainable(parts.weights, fleet.model.frozen))
-        # At 0, where training begins, the norm has the slope 0.
-        norms = [lengths(leaf - before[path], 2) for path, leaf in trained]
-        return torch.stack(norms).sum(0) * (fleet.round > 1)
+        return fleet.label_loss(used) + fleet.labelled_only(penalty)
 
     def shares(self, embeddings: Tensor, votes: Tensor) -> Tensor:
         """Returns the weights of all clients in each client's mean, [clients, clients]; rows add up to 1."""
@@ -156,15 +149,3 @@ class FedPUB(Method):
     def pruned(self, masks: Weights) -> Tree:
         """Returns masks without their small entries."""
         return map_tree(lambda mask: functional.hardshrink(mask, self.mask_penalty), masks)
-
-
-def total_size(masks: Weights, fleet: Fleet) -> Tensor:
-    """Returns the sum of the absolute values of each client's masks."""
-    sizes = [lengths(mask, 1) for _, mask in flatten(masks)]
-    return torch.stack(sizes).sum(0) if sizes else torch.zeros(len(fleet.clients), device=fleet.device)
-
-
-def lengths(leaf: Tensor, order: int) -> Tensor:
-    """Returns the norm of each client's part of a stacked tensor."""
-    norms: Tensor = torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), order, dim=1)
-    return norms
