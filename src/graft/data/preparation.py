@@ -190,11 +190,10 @@ def with_norm(scaled: Scaled, norm: float, fitted_on: Sequence[Bools] | None = N
     """Returns the graphs with rows of features of a norm; 0 leaves them as they are."""
     if not norm:
         return scaled
-    counted = fitted_on or [slice(None)] * len(scaled.graphs)
-    scalings = [
-        scaling.to_norm(norm, graph.x[rows])
-        for scaling, graph, rows in zip(scaled.scalings, scaled.graphs, counted, strict=True)
-    ]
+    counted = [graph.x for graph in scaled.graphs]
+    if fitted_on is not None:
+        counted = [x[rows] for x, rows in zip(counted, fitted_on, strict=True)]
+    scalings = [scaling.to_norm(norm, x) for scaling, x in zip(scaled.scalings, counted, strict=True)]
     graphs = [
         replace(graph, x=multiplied(graph.x, scaling.factor))
         for graph, scaling in zip(scaled.graphs, scalings, strict=True)
