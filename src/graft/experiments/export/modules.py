@@ -67,7 +67,7 @@ NETWORKS: dict[type[Model], Network] = {
     OrthoGCN: Network(
         "ortho_gcn",
         CONV,
-        ("orthogonal", "newton_steps", "hybrid", "center", "scale_free", "bound", "propagated"),
+        ("orthogonal", "newton_steps", "hybrid", "center", "scale_free", "newton_bound", "propagated"),
         raw=is_orthogonal,
     ),
 }

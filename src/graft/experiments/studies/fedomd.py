@@ -30,7 +30,9 @@ DEPTH = {
     **{
         cell: number
         for depth in DEPTHS
-        for cell, number in printed("fedomd_table7", {"fedomd": f"paper-depth{depth}"}, hidden_layers=str(depth)).items()
+        for cell, number in printed(
+            "fedomd_table7", {"fedomd": f"paper-depth{depth}"}, hidden_layers=str(depth)
+        ).items()
     },
 }
 
@@ -111,10 +113,7 @@ MODULE_ROWS = {
     "paper-both": paper_fedomd(),
 }
 DEPTH_ROWS = {
-    **{
-        f"depth{depth}": fedomd(models=f"ortho_gcn{depth}", point=("fedomd", depth))
-        for depth in DEPTHS
-    },
+    **{f"depth{depth}": fedomd(models=f"ortho_gcn{depth}", point=("fedomd", depth)) for depth in DEPTHS},
     **{
         f"paper-depth{depth}": paper_fedomd(models=f"ortho_gcn{depth}", point=("fedomd-paper", depth))
         for depth in DEPTHS
