@@ -214,7 +214,7 @@ def test_variants_list_what_they_change():
     assert main_name("fedgkc_paper", METHODS) == "fedgkc"
     assert main_name("fedsage_plus", METHODS) is None
     region = method_pages.settings_region("fedomd_paper")
-    assert "| `beta` | `10.0` | `0.1` |" in region
+    assert "| `beta` | `10.0` | `0.01` |" in region
     assert "`alpha`" not in region
 
 

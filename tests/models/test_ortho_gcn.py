@@ -61,7 +61,7 @@ def test_frobenius_bound_by_hand():
         torch.testing.assert_close(found, torch.diag(torch.tensor(wanted)), atol=1e-6, rtol=0)
     narrower = orthogonalised(matrix, 0)  # by (81 + 256) ** 0.25
     torch.testing.assert_close(narrower, matrix / 337**0.25)
-    layers = [OrthoGCN(6, CLASSES, bound=bound).effective(raw_matrices()) for bound in ("gram", "frobenius")]
+    layers = [OrthoGCN(6, CLASSES, newton_bound=bound).effective(raw_matrices()) for bound in ("gram", "frobenius")]
     assert departure(layers[0]).max() < 1 < departure(layers[1]).min()  # it needs more than four steps
 
 
@@ -208,7 +208,7 @@ def test_variants_of_the_network_start_from_the_same_weights():
     plain = OrthoGCN(6, CLASSES)
     for variant in (
         replace(plain, scale_free=True),
-        replace(plain, bound="frobenius"),
+        replace(plain, newton_bound="frobenius"),
         replace(plain, propagated=False),
     ):
         assert variant != plain

@@ -37,7 +37,7 @@ LAYER_FIELDS = (
     "center",
     "orthogonal_start",
     "scale_free",
-    "bound",
+    "newton_bound",
     "propagated",
 )
 WITHOUT_MOMENTS = "if beta is 0"
@@ -86,7 +86,7 @@ class FedOMD(FedAvg):
     # Weight of the pull of the layers towards orthogonal matrices.
     alpha: Annotated[float, Ge(0), Search(1e-5, 1e-2, log=True)] = 5e-4
     # Weight of the discrepancy; 0: none, and only weights are sent.
-    beta: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 0.1
+    beta: Annotated[float, Ge(0), Search(1e-3, 10.0, log=True)] = 0.01
     order: Annotated[int, Ge(2)] = 5  # highest central moment that is matched, beside the mean and all from 2 on
     moment_nodes: Nodes = "all"  # whose hidden features moments are of: all of a client's nodes, or those to train on
     # The unit of moments, b - a: the range of hidden features over all clients by layer, or the number in span.
@@ -102,7 +102,7 @@ class FedOMD(FedAvg):
     # cannot make up for small features.
     scale_free: bool = True
     # What matrices are divided by before Newton's iteration: the root of the norm of W^T W, or W's own Frobenius norm.
-    bound: Literal["gram", "frobenius"] = "gram"
+    newton_bound: Literal["gram", "frobenius"] = "gram"
     propagated: bool = True  # whether an orthogonal layer is a graph convolution, or its matrix alone
     pull_on: Literal["raw", "effective"] = "raw"  # which matrix alpha pulls: the trained one, or the one made of it
 
@@ -202,16 +202,15 @@ class FedOMD(FedAvg):
 
 @dataclass(frozen=True)
 class FedOMDPaper(FedOMD):
-    """FedOMD as published: the moments, of training nodes, count a hundred times as much, in a network that is scaled
-    otherwise."""
+    """FedOMD as published: moments of training nodes count a thousand times as much, in the layers of the print."""
 
     experiment_defaults: ClassVar[Mapping[str, Any]] = PAPERS_NETWORK
 
     beta: Annotated[float, Search()] = 10.0
     moment_nodes: Nodes = "train"  # Eq. 11
     span_from: Literal["global", "fixed"] = "fixed"  # no range is measured in Algorithm 1
-    scale_free: bool = False
-    bound: Literal["gram", "frobenius"] = "frobenius"
+    scale_free: bool = False  # nothing is said of the size of features
+    newton_bound: Literal["gram", "frobenius"] = "frobenius"  # Q / ||Q||_F
     propagated: bool = False  # Eq. 8
 
 

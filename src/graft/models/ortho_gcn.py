@@ -37,7 +37,7 @@ class OrthoGCN(LayeredModel):
     orthogonal_start: bool = False  # whether the matrix of the first layer starts with orthogonal columns
     # These are not in the text of an architecture, from which initial weights are drawn: all variants start alike.
     scale_free: bool = field(default=False, repr=False)  # whether the size of a node's features does not matter
-    bound: Literal["gram", "frobenius"] = field(default="gram", repr=False)  # what a matrix is divided by before Newton
+    newton_bound: Literal["gram", "frobenius"] = field(default="gram", repr=False)  # what a matrix is divided by
     propagated: bool = field(default=True, repr=False)  # whether an orthogonal layer is a graph convolution
 
     kind: ClassVar[str] = "ortho_gcn"
@@ -98,7 +98,7 @@ class OrthoGCN(LayeredModel):
         blended = self.hybrid * weight + (1 - self.hybrid) * identity
         if self.center:
             blended = blended - blended.mean(-1, keepdim=True)
-        return orthogonalised(blended, self.newton_steps, self.bound)
+        return orthogonalised(blended, self.newton_steps, self.newton_bound)
 
     def inner_weights(self, weights: Weights) -> Tensor:
         """Returns the raw matrices of the orthogonal layers, [clients, layers, width, width]; none where they are

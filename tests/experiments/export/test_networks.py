@@ -71,7 +71,7 @@ def test_module_depends_on_edges_and_weights_as_the_model_does(name):
         dict(center=True),
         dict(newton_steps=2, hybrid=0.5),
         dict(scale_free=False),
-        dict(bound="frobenius"),
+        dict(newton_bound="frobenius"),
         dict(propagated=False),
     ],
 )

@@ -68,7 +68,7 @@ NETWORKS: dict[type[LayeredModel], Network] = {
     OrthoGCN: Network(
         "ortho_gcn",
         CONV,
-        ("orthogonal", "newton_steps", "hybrid", "center", "scale_free", "bound", "propagated"),
+        ("orthogonal", "newton_steps", "hybrid", "center", "scale_free", "newton_bound", "propagated"),
         raw=is_orthogonal,
     ),
 }

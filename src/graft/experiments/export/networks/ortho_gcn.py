@@ -64,14 +64,14 @@ class OrthoGCN(LayeredNetwork):
         hybrid: float = 0.2,
         center: bool = False,
         scale_free: bool = False,
-        bound: str = "gram",
+        newton_bound: str = "gram",
         propagated: bool = True,
     ) -> list[nn.Module]:
         layers: list[nn.Module] = [(ScaleFreeConv if scale_free else GCNConv)(features, width)]
         for _ in range(depth):
             layer = GCNConv(width, width, bias=not orthogonal)
             if orthogonal:
-                layer.lin = OrthogonalLinear(width, newton_steps, hybrid, center, bound)
+                layer.lin = OrthogonalLinear(width, newton_steps, hybrid, center, newton_bound)
             layers.append(layer if propagated or not orthogonal else OrthogonalLayer(layer.lin))
         return layers
 
