@@ -14,6 +14,7 @@ from graft.federation.clients import Request
 from graft.federation.method import step
 from graft.federation.reveals import MODEL, Reveals
 from graft.fields import Search
+from graft.methods.ditto import Ditto
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedomd import FedOMD
@@ -225,12 +226,12 @@ class AnswersByValidationLabels(FedAvg):
         return fleet.best_validated([-own, own])
 
 
-class JudgesByValidationNodesAlways(FedGKC):
+class JudgesByValidationNodesAlways(Ditto):
     @step
-    def train(self, fleet, copilot):
-        reply = super().train(fleet, copilot)
+    def train(self, fleet, model):
+        reply = super().train(fleet, model)
         counts = (fleet.labels.masks[:, 1] * fleet.labels.classes).sum(1)
-        fleet.state.copilot = map_tree(lambda leaf: leaf * (1 + unsqueeze_to(counts, leaf)), fleet.state.copilot)
+        fleet.state.model = map_tree(lambda leaf: leaf * (1 + unsqueeze_to(counts, leaf)), fleet.state.model)
         return reply
 
 
@@ -382,7 +383,7 @@ BROKEN = [
     (
         labels.labels_of_validation_nodes_are_read_as_declared,
         JudgesByValidationNodesAlways,
-        "validation nodes with gate = False, answer = 'local', as `judges_unless`",
+        "validation nodes with choose = False, as `judges_unless`",
     ),
     (labels.labels_of_validation_nodes_are_read_as_declared, SaysThatAnotherSettingJudges, "gates is declared in"),
     (labels.labels_of_test_nodes_change_nothing, LearnsFromTestNodes, "the server keeps changes with the labels of"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from graft.experiments.experiment import make_experiment
-from graft.experiments.given import Given
 from graft.experiments.many_runs import Check, Federations, Message, Order, cached_federation, one_line
 from graft.experiments.result import Result
 from graft.experiments.run import run_experiment
@@ -22,8 +22,9 @@ def perform_brief(order: Order, federations: Federations, check: Check) -> Messa
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         experiment = make_experiment(order.experiment)
-        federation = cached_federation(experiment, federations)
-        result = run_experiment(experiment, callbacks=[check], given=Given(federation=federation))
+        federation = cached_federation(experiment, federations, order.given.dataset)
+        given = replace(order.given, federation=federation)
+        result = run_experiment(experiment, callbacks=[check], given=given)
         if not result.finished:
             raise KeyboardInterrupt
         stored |= {"partition": federation.hash, "summary": result.summary, "curve": accuracy_curve(result)}

@@ -57,6 +57,7 @@ class FedOMD(FedAvg):
     experiment_defaults: ClassVar[Mapping[str, Any]] = {
         **PAPERS_NETWORK,
         "optimizer": "sgd",
+        "learning_rate": 0.01,
         "server_optimizer": "adam",
         "server_rate": 0.01,
         "server_tau": 1e-5,

@@ -77,8 +77,8 @@ def check_blind(method: Method, nodes: Nodes, where: str, **training: Any) -> No
 def differences(before: Learned, after: Learned) -> Iterator[tuple[str, Any, Any]]:
     """Yields what has to be the same, with what it was before and after."""
     yield "what the server keeps", before.server, after.server
-    for client, (one, other) in enumerate(zip(before.clients, after.clients, strict=True)):
-        yield f"what client {client} keeps", one, other
+    for client, (state, other_state) in enumerate(zip(before.clients, after.clients, strict=True)):
+        yield f"what client {client} keeps", state, other_state
     require(before.sent == after.sent, "which messages there are changes with labels that are not to be read")
     for (_, _, _, field), one, other in zip(before.sent, before.leaves, after.leaves, strict=True):
         yield field, Tree(leaf=one), Tree(leaf=other)

@@ -31,6 +31,8 @@ Measure = Literal[
 COSTS: tuple[Measure, ...] = ("milliseconds", "megabytes", "memory")  # no row is the best of a column by them
 # How all studies train where they say nothing else: as when their results were made. Experiments have other defaults.
 COMMON = {"optimizer": "adam", "learning_rate": 0.01, "clip_norm": 0.0, "feature_norm": 0.0}
+# Values that defaults of methods had then.
+EARLIER = {name: {"alpha": 0.8, "teacher": "copilot"} for name in ("fedgkc", "fedgkc_alone")}
 ARXIV = {"ogbn-arxiv": {"split": "60/20/20"}}  # the papers' split of the one dataset that is not cut 20/40/40
 
 
@@ -71,7 +73,7 @@ class Study:
         """Returns the fields of one experiment."""
         variant = self.rows[row]
         fields = {**COMMON, **self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
-        fields |= {"method": variant.method, "settings": dict(variant.settings)}
+        fields |= {"method": variant.method, "settings": {**EARLIER.get(variant.method, {}), **variant.settings}}
         data = {"graphs": self.files(dataset)} if dataset in self.graphs else {"dataset": dataset, "clients": clients}
         return {**fields, **data, "seed": seed}
 

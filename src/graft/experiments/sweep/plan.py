@@ -19,7 +19,7 @@ from graft.experiments.comparison.finished_runs import FinishedRun, read_cell, r
 from graft.experiments.experiment import Experiment, check_names, data_settings, own_files
 from graft.experiments.given import Given, describe
 from graft.experiments.identity import experiment_hash
-from graft.experiments.many_runs import RESULT, Order, Outcome, Report, perform_run
+from graft.experiments.many_runs import RESULT, Order, Outcome, Perform, Report, perform_run
 from graft.experiments.run_cluster import RAY, RunCluster
 from graft.experiments.sweep.design import with_settings
 from graft.federation.method import Method
@@ -164,13 +164,14 @@ def run_planned(
     if cluster is not None and callbacks:
         raise InputError("Callbacks hear of runs in this process, and those of a cluster are not: leave callbacks out.")
     missing = [run for run in runs if anew or run.read() is None]
-    brief = any(run.brief for run in runs)
-    perform = perform_brief if brief else partial(perform_run, keep_models=keep_models)
+    perform: Perform = partial(perform_run, keep_models=keep_models, callbacks=callbacks)
+    if any(run.brief for run in runs):
+        perform = perform_brief
     device = "cpu"
     if cluster is None:
         device = missing[0].experiment.torch_device().type if missing else "cpu"
         if callbacks or not all(run.crosses_processes for run in missing):
-            jobs, perform = 1, partial(perform, callbacks=callbacks)
+            jobs = 1
     orders = [run.order for run in missing]
     outcome = run_missing(orders, perform, cluster, jobs=jobs, device=device, report=report)
     return replace(outcome, skipped=len(runs) - len(missing))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from graft.training.optimizers import Training
 
 Schedule = Literal["copilot_first", "local_first", "simultaneous", "block"]
+Teacher = Literal["copilot", "received", "mean", "best"]
 TERMS = {  # of the two losses
     "copilot": ("labels", "predictions", "neighbourhood"),
     "local": ("labels", "predictions", "neighbourhood", "self"),
@@ -76,7 +77,7 @@ class FedGKC(Method):
     }
 
     copilot: str = "gcn"  # architecture of the travelling model
-    alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.8  # weight of the labels in both losses
+    alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.6  # weight of the labels in both losses
     # Weight of the neighbourhood distillation; the rest, 1 - alpha - beta, is for the predictions.
     beta: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
     # How much the copilot imitates its local model: 1 in the paper, 0 learns from labels alone.
@@ -109,9 +110,7 @@ class FedGKC(Method):
     pull: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
     # Which copilot teaches the local model: that which trains beside it, that which it received, the mean of what both
     # predict, or at every client whichever of the three is best on its validation nodes.
-    teacher: Annotated[
-        Literal["copilot", "received", "mean", "best"], Search(choices=("copilot", "received", "mean", "best"))
-    ] = "copilot"
+    teacher: Annotated[Teacher, Search(choices=("copilot", "received", "mean", "best"))] = "received"
     # Softens predictions where one model teaches the other.
     temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
     # What predicts: the local model, the copilot after its training, the mean of both, or at every client whichever of

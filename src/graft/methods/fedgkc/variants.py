@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from graft.fields import Search
-from graft.methods.fedgkc.method import FedGKC, Schedule
+from graft.methods.fedgkc.method import FedGKC, Schedule, Teacher
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class FedGKCPaper(FedGKC):
     # Algorithm 1 can be read either way; with this order accuracy is about what the paper prints, with the other lower.
     schedule: Schedule = "local_first"
     self_weight: Annotated[float, Search()] = 1.0
+    teacher: Teacher = "copilot"
 
 
 @dataclass(frozen=True)
