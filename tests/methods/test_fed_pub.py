@@ -9,8 +9,8 @@ import graft
 from graft.engines.loopback import Loopback
 from graft.errors import InputError
 from graft.federation.plug import plugged
-from graft.methods.fed_pub import FedPUB
 from graft.methods.dis_pfl.masks import masked
+from graft.methods.fed_pub import FedPUB
 from graft.methods.fed_pub.masked_weights import masked_and_measured
 from graft.methods.fed_pub.proxy import ProxyGraph, random_graph
 from graft.methods.fedavg import FedAvg

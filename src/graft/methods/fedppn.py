@@ -178,8 +178,7 @@ class Answers(NamedTuple):
             return False
         now = answering_state(fleet)
         return len(now) == len(self.state) and all(
-            leaf is before and leaf._version == version
-            for leaf, (before, version) in zip(now, self.state, strict=True)
+            leaf is before and leaf._version == version for leaf, (before, version) in zip(now, self.state, strict=True)
         )
 
 
