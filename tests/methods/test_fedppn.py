@@ -10,7 +10,7 @@ import graft
 from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.methods.fedppn import FedPPN, heads, training_labels
+from graft.methods.fedppn import FedPPN, heads, remembered_answers, training_labels
 from graft.methods.fedproto import FedProto
 from graft.methods.local import Local
 from graft.models import assign_models
@@ -178,6 +178,52 @@ def test_predictions_by_hand():
 def test_client_that_has_heard_of_no_prototype_predicts_by_its_model(inference):
     assert torch.equal(prediction(inference, (False, False)), prediction("model"))
     assert not torch.equal(prediction(inference, (True, False)), prediction("model"))
+
+
+def scored_after_training(change=None):
+    """How often models are asked for predictions when a trained fleet is scored, and its logits, which are checked
+    against those worked out anew."""
+    finished = run_rounds(toy_setup(FedPPN(), models="gcn,sage", dropout=0.5), rounds=2)
+    fleet = finished.engine.fleets[0]
+    if change is not None:
+        change(fleet.state)
+    asked = []
+
+    class Watched(type(fleet.model)):
+        def __call__(self, *arguments):
+            asked.append(self)
+            return super().__call__(*arguments)
+
+    fields = {name: getattr(fleet.model, name) for name in fleet.model.__dataclass_fields__}
+    watched = replace(fleet, model=Watched(**fields))
+    logits = FedPPN().logits(watched)
+    assert gap(logits, FedPPN().logits(replace(fleet, caches=[{} for _ in fleet.clients]))) < 1e-6
+    return len(asked)
+
+
+def test_what_training_predicted_at_its_end_is_not_worked_out_again_for_scores():
+    assert scored_after_training() == 0
+
+
+@pytest.mark.parametrize("field", ["known", "model"])
+def test_what_training_predicted_is_worked_out_again_after_any_change_of_the_state(field):
+    def written_into(state):
+        leaf = next(leaf for _, leaf in flatten(state[field]) if leaf.is_floating_point())
+        leaf.mul_(1.5)
+
+    def replaced(state):
+        state[field] = unflatten({path: leaf.clone() for path, leaf in flatten(state[field])})
+
+    assert scored_after_training(written_into) == scored_after_training(replaced) == 1
+
+
+def test_predictions_on_training_data_do_not_stand_for_those_on_other_data():
+    finished = run_rounds(toy_setup(FedPPN()), rounds=2)
+    fleet = finished.engine.fleets[0]
+    assert remembered_answers(fleet) is not None
+    other = toy_setup(FedPPN()).fleet([0, 1, 2])
+    assert remembered_answers(replace(fleet, data=other.data)) is None
+    assert remembered_answers(replace(fleet, clients=[2, 1, 0])) is None
 
 
 def test_inference_does_not_change_training():

@@ -220,6 +220,26 @@ def test_masks_made_ahead_are_those_made_when_they_are_asked_for(widths, monkeyp
     assert all(torch.equal(one, other) for one, other in zip(ahead, alone, strict=True))
 
 
+@pytest.mark.parametrize(("draws", "wanted"), [([2, 2, 2], [2, 4]), ([1, 2, 2], [2, 2, 2])])
+def test_masks_are_made_no_further_ahead_than_they_can_be_used(draws, wanted, monkeypatch):
+    """Owners that draw different numbers of times go on with other keys, for which no mask was made."""
+    made = []
+
+    def watched(self, *arguments, make=Stream._make_masks):
+        make(self, *arguments)
+        made.append(len(self._masks))
+
+    monkeypatch.setattr(Stream, "_make_masks", watched)
+    stream = Stream(torch.tensor([3, 1, 4]))
+    for _ in range(3):
+        passes = stream.select(range(1)), stream.select(range(1, 3))
+        for part, count in zip(passes, (draws[0], draws[1]), strict=True):
+            for _ in range(count):
+                part.dropout(torch.ones(len(part.keys), 6, 8), 0.5)
+        stream.advance(draws)
+    assert made == wanted
+
+
 @pytest.mark.parametrize("draws", [[2, 2, 2], [0, 1, 3]])
 def test_advancing_is_drawing(draws):
     whole = Stream(torch.tensor([3, 1, 4]))
