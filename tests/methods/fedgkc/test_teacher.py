@@ -120,7 +120,7 @@ def test_what_was_received_teaches_whatever_its_own_copilot_becomes(schedule):
 
 def test_before_the_copilot_has_taken_a_step_all_teachers_are_one():
     for epochs, alike in ((1, True), (3, False)):
-        usual = model_after(FedGKC(schedule="local_first", **OPEN), epochs=epochs)
+        usual = model_after(FedGKC(schedule="local_first", teacher="copilot", **OPEN), epochs=epochs)
         for teacher in TEACHERS[1:]:
             other = model_after(FedGKC(schedule="local_first", teacher=teacher, **OPEN), epochs=epochs)
             assert (gap(usual, other) < 1e-6) == alike
@@ -174,7 +174,8 @@ def test_knowledge_is_that_of_the_copilot_that_is_sent_whoever_teaches(teacher, 
 @pytest.mark.parametrize("method", [FedGKC, FedGKCPaper, FedGKCAlone])
 @every_other_teacher
 def test_other_teachers_teach_something_else_in_every_variant(method, teacher):
-    assert gap(model_after(method(), rounds=3), model_after(method(teacher=teacher), rounds=3)) > 1e-4
+    usual = model_after(method(teacher="copilot"), rounds=3)
+    assert gap(usual, model_after(method(teacher=teacher), rounds=3)) > 1e-4
     silent = {"mutual": False}  # then nobody teaches
     assert same(model_after(method(**silent), rounds=2), model_after(method(teacher=teacher, **silent), rounds=2))
 
@@ -193,7 +194,10 @@ def test_in_batches_a_fleet_equals_its_clients_and_a_session_can_be_resumed(teac
     for client in unbroken.engine.members():
         assert same(unbroken.client(client), resumed.client(client))
         assert gap(unbroken.client(client), alone.client(client)) < 1e-4
-    usual = run_rounds(toy_setup(FedGKC(beta=0.1), models="gcn,gat", sizes=(41, 30, 23), batches=2, dropout=0.5), 4)
+    usual = run_rounds(
+        toy_setup(FedGKC(teacher="copilot", beta=0.1), models="gcn,gat", sizes=(41, 30, 23), batches=2, dropout=0.5),
+        4,
+    )
     assert gap(usual.client(0), unbroken.client(0)) > 1e-4
 
 
