@@ -49,6 +49,8 @@ def test_the_paper_settings_live_in_one_place():
     assert (row.method, row.settings) == ("fedgkc_paper", {})
     both = STUDIES["fedgkc-modules"].rows["both"]
     assert (both.method, both.settings) == ("fedgkc_paper", {})
+    other = STUDIES["fedgkc-modules"].rows["both-copilot-first"]
+    assert (other.method, other.settings, other.paper) == ("fedgkc_paper", {"schedule": "copilot_first"}, "both")
 
 
 @pytest.mark.parametrize(
