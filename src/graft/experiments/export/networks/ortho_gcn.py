@@ -42,7 +42,7 @@ class OrthogonalLayer(nn.Module):
         return self.lin(x)
 
 
-class ScaleFreeConv(GCNConv):
+class ScaleFreeConv(GCNConv):  # type: ignore[misc]  # PyG has no types
     """A graph convolution whose rows are divided by their root mean square before the bias is added."""
 
     def update(self, inputs: Tensor) -> Tensor:
