@@ -236,7 +236,7 @@ class AdaFGL(FedAvg):
 
     @torch.no_grad()
     def make_knowledge(self, fleet: Fleet) -> Tree:
-        chances = softmax(fleet.predict(fleet.state.model).logits)
+        chances = fleet.predict(fleet.state.model).logits.softmax(2)
         similar = similar_pairs(self.compared(chances), fleet.graph.real, self.similar)
         return Tree(
             chances=chances,
@@ -246,7 +246,7 @@ class AdaFGL(FedAvg):
 
     def compared(self, chances: Tensor) -> Tensor:
         """Returns the extractor's predictions as they are compared and mixed."""
-        return softmax(chances) if self.double_softmax else chances
+        return chances.softmax(2) if self.double_softmax else chances
 
 
 def kept(fleet: Fleet, key: str, make: Callable[[Fleet], Tree]) -> Tree:
