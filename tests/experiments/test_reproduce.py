@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graft.cli import app
-from graft.experiments import many_runs, reproduce
+from graft.experiments import brief_records, many_runs, reproduce
 from graft.experiments.make_method import make_method
 from graft.experiments.reproduce import make_plan
 from graft.experiments.studies import PORTRAITS, STUDIES
@@ -83,7 +83,7 @@ def test_a_changed_default_of_a_method_is_computed_again(finished):
 
 def test_a_stop_keeps_what_is_finished_and_leaves_nothing_half_written(monkeypatch):
     plan = tiny_plan()
-    whole, calls = reproduce.run_experiment, []
+    whole, calls = brief_records.run_experiment, []
 
     def third_is_interrupted(*arguments, **options):
         calls.append(1)
@@ -91,7 +91,7 @@ def test_a_stop_keeps_what_is_finished_and_leaves_nothing_half_written(monkeypat
             raise KeyboardInterrupt
         return whole(*arguments, **options)
 
-    monkeypatch.setattr(reproduce, "run_experiment", third_is_interrupted)
+    monkeypatch.setattr(brief_records, "run_experiment", third_is_interrupted)
     outcome, _ = reproduce_plan(plan)
     assert (outcome.ran, outcome.stopped) == (2, True)
     assert len([path for path in (plan.out / "runs").rglob("*") if path.is_file()]) == 2
