@@ -124,7 +124,8 @@ def second_layer(hidden: Tensor, weights: Weights, parts: slice) -> tuple[Tensor
     # Parts are laid out like further clients: [clients * parts, nodes, width].
     by_part = project(hidden.transpose(1, 2).flatten(0, 1), weights["second"][:, parts].flatten(0, 1))
     logits = by_part.view(len(hidden), hidden.shape[2], hidden.shape[1], -1)
-    return (logits + weights["second_bias"][:, parts].unsqueeze(2)).unbind(1)
+    bias: Tensor = weights["second_bias"][:, parts].unsqueeze(2)
+    return (logits + bias).unbind(1)
 
 
 def signed_part(
