@@ -14,8 +14,9 @@ from typing_extensions import Doc
 
 import graft
 from graft.errors import InputError
-from graft.experiments.experiment import GROUPS, Experiment, ExperimentSettings, make_experiment
+from graft.experiments.experiment import GROUPS, Experiment, make_experiment
 from graft.experiments.experiment_files import experiment_text, read_experiment
+from graft.experiments.experiment_settings import ExperimentSettings
 from graft.experiments.result import Result
 from graft.tensors.trees import Tree
 

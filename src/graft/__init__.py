@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from graft.errors import DataWarning, GraftError, InputError, MemoryWarning, RunError
     from graft.experiments.build import build_federation, build_setup
     from graft.experiments.callbacks import Callback, RunStart
-    from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
+    from graft.experiments.experiment import Experiment, make_experiment
+    from graft.experiments.experiment_settings import ExperimentSettings
     from graft.experiments.load_result import load_result
     from graft.experiments.prediction import ClientModel
     from graft.experiments.predictions import Predictions
@@ -92,7 +93,8 @@ _MODULES = {
     "errors": ("DataWarning", "GraftError", "InputError", "MemoryWarning", "RunError"),
     "experiments.build": ("build_federation", "build_setup"),
     "experiments.callbacks": ("Callback", "RunStart"),
-    "experiments.experiment": ("Experiment", "ExperimentSettings", "make_experiment"),
+    "experiments.experiment": ("Experiment", "make_experiment"),
+    "experiments.experiment_settings": ("ExperimentSettings",),
     "experiments.load_result": ("load_result",),
     "experiments.prediction": ("ClientModel",),
     "experiments.predictions": ("Predictions",),

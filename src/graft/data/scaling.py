@@ -112,9 +112,9 @@ def multiplied(x: Features, factor: float) -> Features:
 
 def row_lengths(x: Features) -> Doubles:
     """Returns the Euclidean length of every row."""
-    if issparse(x):
-        return np.sqrt(csr_array(x, dtype=np.float64).power(2).sum(axis=1))
-    return np.linalg.norm(x.astype(np.float64), axis=1)
+    squares = csr_array(x, dtype=np.float64).power(2) if issparse(x) else np.square(x, dtype=np.float64)
+    lengths: Doubles = np.sqrt(squares.sum(axis=1))
+    return lengths
 
 
 def moments(x: Features, columns: Ints | None = None, missing: Bools | None = None) -> Moments:

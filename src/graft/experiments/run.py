@@ -28,8 +28,9 @@ from graft.experiments.callbacks import AllCallbacks, Callback, Callbacks, RunSt
 from graft.experiments.checkpoints import Checkpoint
 from graft.experiments.combinations import check_combination
 from graft.experiments.engines import HOSTS, Host
-from graft.experiments.experiment import Experiment, ExperimentSettings, make_experiment
+from graft.experiments.experiment import Experiment, make_experiment
 from graft.experiments.experiment_files import experiment_text, read_experiment
+from graft.experiments.experiment_settings import ExperimentSettings
 from graft.experiments.free_folder import check_free
 from graft.experiments.given import Given, describe
 from graft.experiments.identity import identify

@@ -123,7 +123,7 @@ def update_momentum(
     owners: Owners,  # noqa: ARG001
 ) -> None:
     """SGD with Polyak's heavy ball (1964), in PyTorch's form and its fused kernel."""
-    torch._fused_sgd_(  # type: ignore[attr-defined]
+    torch._fused_sgd_(
         [trained[path] for path in gradients],
         list(gradients.values()),
         [state[f"velocity/{path}"] for path in gradients],

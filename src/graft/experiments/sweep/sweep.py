@@ -18,7 +18,7 @@ from graft.errors import InputError
 from graft.experiments.callbacks import Callbacks
 from graft.experiments.comparison.comparison import Comparison, mean_std, spell, what_is_tried, what_it_is_tried_on
 from graft.experiments.comparison.finished_runs import FinishedRun, find_runs
-from graft.experiments.experiment import ExperimentSettings
+from graft.experiments.experiment_settings import ExperimentSettings
 from graft.experiments.many_runs import Outcome, Report, exclusive, file_name
 from graft.experiments.notebook_table import notebook_table
 from graft.experiments.progress_log import logged

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from graft.errors import InputError, RunError
-from graft.experiments.experiment import Experiment, ExperimentSettings
+from graft.experiments.experiment import Experiment
+from graft.experiments.experiment_settings import ExperimentSettings
 from graft.experiments.many_runs import Outcome, Report, default_jobs, exclusive
 from graft.experiments.progress_log import logged
 from graft.experiments.run_cluster import RunCluster, choose_cluster
