@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -350,7 +350,7 @@ class Fleet:
             model=self.model.select(chosen),
             state=Tree(),
             scoring=data if self.scoring is self.data else self.scoring.select(chosen),
-            cut_batches=cached_call(lambda: [batch.select(chosen) for batch in self.cut_batches()]),
+            cut_batches=cache(lambda: [batch.select(chosen) for batch in self.cut_batches()]),
             caches=[self.caches[position] for position in chosen],
         )
 
@@ -359,18 +359,6 @@ def pick_by_client(chosen: Tensor, candidates: Sequence[Tensor]) -> Tensor:
     """Returns each client's part of one of several tensors [clients, nodes, ...]: of that which `chosen` says."""
     stacked = torch.stack(list(candidates))
     return stacked.gather(0, chosen.view(1, -1, 1, 1).expand(1, *stacked.shape[1:])).squeeze(0)
-
-
-def cached_call(make: Callable[[], list[FleetData]]) -> Callable[[], list[FleetData]]:
-    """Returns a function that makes a list when it is first called, and then gives the same."""
-    result: list[list[FleetData]] = []
-
-    def call() -> list[FleetData]:
-        if not result:
-            result.append(make())
-        return result[0]
-
-    return call
 
 
 def initial_weights(model: Model, seed: int, client: int | None = None) -> Tree:

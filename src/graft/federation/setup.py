@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from graft.data.graphs import Graph
 from graft.data.lazy_graphs import ClientGraphs
 from graft.data.splits import hold_out
 from graft.federation.average_names import MEAN, Average
-from graft.federation.fleet import Call, Fleet, cached_call
+from graft.federation.fleet import Call, Fleet
 from graft.federation.labels import build_batches, build_data
 from graft.federation.method import Method
 from graft.federation.metric_names import ACCURACY
@@ -146,7 +146,7 @@ class Setup:
             state=Tree(),
             call=Call(0, Stream(torch.empty(0, dtype=torch.int64, device=device))),
             scoring=scoring or data,
-            cut_batches=cached_call(lambda: build_batches(graphs, training.batches, seed, device, judged)),
+            cut_batches=cache(lambda: build_batches(graphs, training.batches, seed, device, judged)),
             caches=[{} for _ in clients],
             metrics=self.metrics,
             positive=self.positive,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.federation.method import Method, judging_settings
+from graft.fields import search_spaces
 from graft.tensors.trees import Tree
 from graft.testing.claim import claim, contract_setup, require
 from graft.testing.contract import predictions
@@ -44,12 +45,12 @@ def labels_of_validation_nodes_are_read_as_declared(method: Method) -> None:
 
 def judging_method(method: Method, names: Iterable[str] | None = None) -> Method:
     """Returns a method that judges models, by all settings that may have it do so or by some: of several choices with
-    the last that does, of a number with the one that it has."""
-    types = get_type_hints(type(method))
+    the last that does, of a number with the last that tunings try or else the one that it has."""
+    types, spaces = get_type_hints(type(method)), search_spaces(type(method))
     declared = judging_settings(type(method))
     values = {}
     for name in declared if names is None else names:
-        choices = (False, True) if types[name] is bool else ()
+        choices = (False, True) if types[name] is bool else spaces[name].choices if name in spaces else ()
         if get_origin(types[name]) is Literal:
             choices = get_args(types[name])
         judging = [choice for choice in choices if choice not in declared[name]]
