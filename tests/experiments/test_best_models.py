@@ -75,7 +75,9 @@ def test_the_best_round_is_not_the_last_and_neither_are_its_models(tmp_path):
 
 
 def test_own_and_global_models_may_be_of_different_rounds(tmp_path):
-    result = graft.run("fedavg", out=tmp_path / "run", **SETTINGS | {"rounds": 15, "learning_rate": 0.1})
+    result = graft.run(
+        "fedavg", out=tmp_path / "run", **SETTINGS | {"rounds": 15, "optimizer": "adam", "learning_rate": 0.1}
+    )
     rounds = {kind: result.client(0, model=kind).round for kind in ("own", "global")}
     validation = [record["validation_global"] for record in result.rounds]
     assert rounds["global"] == 1 + int(np.argmax(validation))

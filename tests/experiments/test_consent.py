@@ -77,7 +77,7 @@ def test_fields_that_are_logged_stay_and_so_does_the_architecture():
     assert "train/terms" not in leaves
     assert "the architecture of your model" in stays
     assert "  * beta = 0.1, by default 0.0" in leaves
-    assert "    alpha = 0.8\n" in leaves
+    assert "    alpha = 0.6\n" in leaves
 
 
 def test_of_peers_only_what_others_hear_leaves():

@@ -86,9 +86,9 @@ def test_a_mixed_fleet_equals_its_clients_one_by_one(name, models, participation
         {"optimizer": "sgd", "learning_rate": 0.1},
         {"optimizer": "momentum", "learning_rate": 0.1},
         {"optimizer_state": "reset"},
-        {"clip": 0.05},
+        {"clip_norm": 0.05},
         {"batches": 3},
-        {"batches": 3, "clip": 0.05, "optimizer": "momentum"},
+        {"batches": 3, "clip_norm": 0.05, "optimizer": "momentum"},
     ],
     ids=str,
 )

@@ -48,7 +48,7 @@ def test_strong_pull_keeps_the_own_model_at_the_received_one():
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 def test_global_model_is_fedavgs_bit_for_bit_whatever_the_pull(lam, optimizer):
-    settings = {"dropout": 0.5, "optimizer": optimizer, "clip": 0.1}
+    settings = {"dropout": 0.5, "optimizer": optimizer, "clip_norm": 0.1}
     ours = run_rounds(toy_setup(Ditto(lam=lam), **settings), rounds=3)
     wanted = run_rounds(toy_setup(FedAvg(), **settings), rounds=3)
     assert same(ours.server.state, wanted.server.state)

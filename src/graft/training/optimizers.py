@@ -120,9 +120,12 @@ def update_momentum(
     gradients: Flat,
     state: Flat,
     training: Training,
-    owners: Owners,  # noqa: ARG001
+    owners: Owners,
 ) -> None:
     """SGD with Polyak's heavy ball (1964), in PyTorch's form and its fused kernel."""
+    if not training.momentum:  # which that kernel wants no velocities for
+        update_sgd(trained, gradients, state, training, owners)
+        return
     torch._fused_sgd_(
         [trained[path] for path in gradients],
         list(gradients.values()),
@@ -199,7 +202,9 @@ def keeping(leaves: Flat, clients: Tensor, owners: Owners) -> Iterator[None]:
 def clip_gradients(gradients: Flat, max_norm: float, owners: Owners) -> Flat:
     """Returns gradients whose norm, client by client and over all weights, is at most `max_norm`."""
     norms = {path: torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for path, leaf in gradients.items()}
-    scale = (max_norm / (torch.linalg.vector_norm(per_client(norms, owners), dim=0) + 1e-6)).clamp(max=1)
+    norm = torch.linalg.vector_norm(per_client(norms, owners), dim=0)
+    # An infinite gradient must not become a step of zero, which nobody would notice.
+    scale = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1), torch.nan)
     return {path: leaf * unsqueeze_to(owners.select(path, scale), leaf) for path, leaf in gradients.items()}
 
 

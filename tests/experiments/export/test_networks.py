@@ -43,7 +43,8 @@ def test_module_gives_the_logits_of_the_model(name, depth, head, weighted):
     with torch.no_grad():
         logits = model.module()(torch.from_numpy(prepared.x), *inputs[1:])
     expected = model.logits(prepared)
-    assert torch.allclose(logits, expected, rtol=1e-6, atol=1e-6)
+    rounding = 1e-6 * max(1, float(expected.abs().max()))  # sums that nothing normalises grow from layer to layer
+    assert torch.allclose(logits, expected, rtol=1e-6, atol=rounding)
     assert torch.allclose(logits.softmax(1), torch.from_numpy(model.predict(graph).probabilities), atol=1e-6)
     assert expected.std(0).max() > 1e-3  # all alike would be no test
 

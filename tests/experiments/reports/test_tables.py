@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from graft.cli import app
+from graft.experiments.brief_records import served
 from graft.experiments.reports.study_figures import study_figure, study_panels
 from graft.experiments.reports.tables import StudyTable
-from graft.experiments.reproduce import served
 from graft.experiments.studies import STUDIES
 from graft.experiments.studies.paper_tables import Number
 from graft.experiments.studies.study import Variant

@@ -62,7 +62,7 @@ NETWORKS: dict[type[LayeredModel], Network] = {
     SAGE: Network("sage", MEAN),
     GAT: Network("gat", ATTENTION, ("heads",)),
     GIN: Network("gin", PERCEPTRON, ("normalise",)),
-    PlainGIN: Network("gin", PERCEPTRON, ("normalise",)),
+    PlainGIN: Network("plain_gin", PERCEPTRON, ("normalise",)),
     SGC: Network("sgc", STEPS),
     MLP: Network("mlp", LINEAR),
     OrthoGCN: Network(

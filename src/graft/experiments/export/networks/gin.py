@@ -1,4 +1,4 @@
-"""Graph isomorphism network (Xu et al., ICLR 2019), with or without layer normalisation, for nodes."""
+"""Graph isomorphism network (Xu et al., ICLR 2019), with layer normalisation, for nodes."""
 
 from torch import Tensor, nn
 from torch_geometric.nn import SimpleConv
@@ -29,7 +29,3 @@ class GIN(LayeredNetwork):
 
     def make_head(self, width: int, classes: int, normalise: bool = True) -> nn.Module:
         return SumConv(width, width, classes, normalise)
-
-
-class PlainGIN(GIN):
-    """The same without normalisation: its settings say `normalise=False`."""
