@@ -29,7 +29,7 @@ PAGE, RUNS = "tournament.md", "runs.csv"
 MARK = "\\*"  # behind a row that reads validation labels in training
 POINTS = {
     "test_global": "The global model",
-    "test_trained": "Peers after training, before they mix",
+    "test_trained": "Own models after training, before anything is mixed",
 }
 HEAD = ("family", "dataset", "row", "method", "values", "seed", "metric", "reads_validation", "test", "validation")
 SCORES = ("test_global", "test_trained", "test_node_weighted")
@@ -83,7 +83,7 @@ def said_of_all(tournament: Tournament) -> str:
             "training for every method: all read validation labels for the choice of values and of the round alone."
         )
     words = (
-        f"Every method had {design.trials} trials, each the mean over {len(design.seeds)} seeds, proposed and ended in "
+        f"Every method had {design.trials} trials, each {of_seeds(len(design.seeds))}, proposed and ended in "
         "the same way and scored on validation nodes alone; the first had its defaults. All searched the same ranges "
         "of optimiser, learning rate, weight decay, dropout and local epochs, and what they declare of their own. The "
         f"default and the chosen values then ran with {len(design.final_seeds)} other seeds, scored on test nodes for "
@@ -92,6 +92,10 @@ def said_of_all(tournament: Tournament) -> str:
     )
     done, searches = sum(not trials.left for trials in tournament.trials.values()), len(tournament.trials)
     return words if done == searches else f"{words}\n\nOf {searches} searches {done} are done."
+
+
+def of_seeds(count: int) -> str:
+    return "of one seed" if count == 1 else f"the mean over {count} seeds"
 
 
 def said_of_time(tournament: Tournament, results: Sequence[FamilyResult]) -> str:
@@ -221,10 +225,11 @@ def held_out_parts(result: FamilyResult, rows: Sequence[tuple[str, ...]]) -> Ite
 
 
 def point_rows(result: FamilyResult, point: str) -> Iterator[tuple[str, ...]]:
-    """Yields the scores of the chosen values at another point, of the rows that have it."""
+    """Yields the scores of the chosen values at another point, of the rows for which it is one."""
     for row in result.rows:
-        values = [result.cells[row, column].values(point=point) for column in result.columns]
-        if any(values):
+        cells = [result.cells[row, column] for column in result.columns]
+        values = [cell.values(point=point) for cell in cells]
+        if any(scores and scores != cell.values() for scores, cell in zip(values, cells, strict=True)):
             texts = [
                 mean_std(list(scores.values()), result.metric(column))
                 for scores, column in zip(values, result.columns, strict=True)
