@@ -175,10 +175,9 @@ def scale(
     encoding = next((entry for entry in encodings or () if entry is not None), None)
     features = resolve_features(features, encodings)
     if features != "standard":
-        plain = Scaled(
-            [_scaled(graph, Scaling(features), None) for graph in graphs], [Scaling(features)] * len(graphs), Exchange()
-        )
-        return with_norm(plain, norm, fitted_on)
+        plain = Scaling(features)
+        alike = Scaled([_scaled(graph, plain, None) for graph in graphs], [plain] * len(graphs), Exchange())
+        return with_norm(alike, norm, fitted_on)
     columns = None if encoding is None else encoding.numeric
     missing = [None if encoding is None else missing_cells(graph, encoding) for graph in graphs]
     scalings, exchange = standard([graph.x for graph in graphs], columns, missing, scaling == "federated", fitted_on)
