@@ -3,17 +3,22 @@
 import pytest
 import torch
 
+import graft
+from graft.federation.fleet import Fleet
 from graft.methods.fedgkc import FedGKC
 from graft.methods.fedkd import FedKD
 from graft.methods.fml import FML
 from graft.training.losses import log_softmax, mean_prediction
+from tests.experiments.export.test_networks import SETTINGS, unseen_graph
 from tests.toy import run_rounds, same, toy_setup
 
 METHODS = {  # by name: who answers alone, and the method that chooses
-    "fedgkc": (FedGKC(), FedGKC(answer="best")),
+    "fedgkc": (FedGKC(answer="local"), FedGKC(answer="best")),
     "fml": (FML(), FML(answer="best")),
     "fedkd": (FedKD(), FedKD(answer="best")),
 }
+
+ALONE = {"fedgkc": "local", "fml": "local", "fedkd": "mentor"}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -26,7 +31,40 @@ def test_the_best_model_is_right_on_validation_nodes_as_often_as_any_and_trainin
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_only_a_model_that_answers_alone_can_be_exported(name):
+def test_scores_after_training_need_no_further_predictions(name, monkeypatch):
+    finished = run_rounds(toy_setup(METHODS[name][1], models="sage"), rounds=2)
+    (fleet,) = finished.engine.fleets
+    scored = METHODS[name][1].logits(fleet)
+    if name != "fedkd":  # which chooses client by client
+        monkeypatch.setattr(type(fleet), "predict", None)
+    assert torch.equal(METHODS[name][1].logits(fleet), scored)
+
+
+CHOICES = [(name, place) for name, (_, best) in METHODS.items() for place in range(len(best.candidates()))]
+
+
+@pytest.mark.parametrize(("name", "place"), CHOICES)
+def test_a_client_keeps_to_its_choice_for_new_data_and_can_be_exported(name, place, monkeypatch):
+    monkeypatch.setattr(
+        Fleet, "best_place", lambda fleet, _: torch.full((len(fleet.clients),), place, dtype=torch.int64)
+    )
+    run = graft.run(name, models="sage,gin", settings={"answer": "best"}, feature_norm=0, **SETTINGS)
+    graph, (x, edge_index, _) = unseen_graph()
+    probabilities = []
+    for client in range(2):
+        model = run.client(client, at="last")
+        predicted = torch.from_numpy(model.predict(graph).probabilities)
+        with torch.no_grad():
+            assert torch.allclose(model.module()(x, edge_index).softmax(1), predicted, atol=1e-5)
+        probabilities.append(predicted)
+    alone = graft.run(name, models="sage,gin", feature_norm=0, settings={"answer": ALONE[name]}, **SETTINGS)
+    own = [torch.from_numpy(alone.client(k, at="last").predict(graph).probabilities) for k in range(2)]
+    pairs = zip(probabilities, own, strict=True)
+    assert all(torch.allclose(mine, other, atol=1e-6) == (place == 0) for mine, other in pairs)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_a_model_that_answers_alone_is_kept_alone(name):
     plain, best = METHODS[name]
     assert plain.model_alone()
     assert not best.model_alone()

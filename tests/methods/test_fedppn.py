@@ -10,7 +10,8 @@ import graft
 from graft.data.graphs import make_graph
 from graft.engines.in_process import InProcess
 from graft.errors import InputError
-from graft.methods.fedppn import FedPPN, heads, remembered_answers, training_labels
+from graft.federation.remembered import remembered
+from graft.methods.fedppn import FedPPN, heads, training_labels
 from graft.methods.fedproto import FedProto
 from graft.methods.local import Local
 from graft.models import assign_models
@@ -220,10 +221,11 @@ def test_what_training_predicted_is_worked_out_again_after_any_change_of_the_sta
 def test_predictions_on_training_data_do_not_stand_for_those_on_other_data():
     finished = run_rounds(toy_setup(FedPPN()), rounds=2)
     fleet = finished.engine.fleets[0]
-    assert remembered_answers(fleet) is not None
+    state = list(FedPPN().state_of_predictions(fleet))
+    assert remembered(fleet, state) is not None
     other = toy_setup(FedPPN()).fleet([0, 1, 2])
-    assert remembered_answers(replace(fleet, data=other.data)) is None
-    assert remembered_answers(replace(fleet, clients=[2, 1, 0])) is None
+    assert remembered(replace(fleet, data=other.data), state) is None
+    assert remembered(replace(fleet, clients=[2, 1, 0]), state) is None
 
 
 def test_inference_does_not_change_training():

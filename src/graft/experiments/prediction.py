@@ -27,14 +27,15 @@ from graft.experiments.experiment import Experiment
 from graft.experiments.export.card import Described
 from graft.experiments.export.destination import FORMATS, check_export_folder, check_format
 from graft.experiments.export.folder import Export, write_export
-from graft.experiments.export.modules import build_module
+from graft.experiments.export.modules import Part, build_predictor
 from graft.experiments.predictions import Predictions
 from graft.experiments.prepared_data import PreparedData
 from graft.experiments.state_checks import check_state
 from graft.federation.fleet import Fleet
+from graft.federation.method import Held
 from graft.federation.setup import Setup
 from graft.models import Model
-from graft.tensors.trees import Tree, map_tree, select_clients, strip_architectures
+from graft.tensors.trees import Tree, Weights, map_tree, select_clients, strip_architectures
 
 Kind = Literal["own", "global"]
 At = Literal["best", "last"]
@@ -146,10 +147,8 @@ class ClientModel:
     @property
     def weights(self) -> Tree:
         """Returns a copy of its weights, on the host."""
-        blank = make_graph("blank", np.zeros((1, self.preparation.features)), [[], []], [-1], self.preparation.classes)
-        fleet, received = self._fleet(blank)
-        stacked = self.run.setup.method.personal(fleet) if received is None else received
-        return strip_architectures(map_tree(lambda leaf: leaf.detach().cpu().clone(), select_clients(stacked, 0)))
+        fleet, received = self._fleet(self._blank())
+        return weights_of_one(self.run.setup.method.personal(fleet) if received is None else received)
 
     def predict(self, data: Any = None) -> Predictions:
         """Returns predictions for the nodes of a graph that training need not have seen: a PyG `Data`, a `graft.Graph`
@@ -188,8 +187,7 @@ class ClientModel:
     def module(self) -> nn.Module:
         """Returns a plain PyTorch and PyG module with the weights, in evaluation mode: `forward(x, edge_index,
         edge_weight=None)` gives logits."""
-        self._check_alone()
-        return build_module(self.architecture, self.weights)
+        return build_predictor(list(self._parts().values()))
 
     def export(self, folder: str | Path, format: str | None = None, *, overwrite: bool = False) -> Path:
         """Writes a folder with which the model can be used without Graft: weights, source and a model card; with a
@@ -197,9 +195,9 @@ class ClientModel:
         method, experiment, data = self.run.setup.method, self.run.experiment, self.run.data
         check_format(format)
         check_export_folder(Path(folder), overwrite)
-        self._check_alone()
+        parts = self._parts()
         about = Described(
-            self.architecture,
+            " and ".join(part.architecture.name for part in parts.values()),
             method,
             self.run.setup.name,
             self.name,
@@ -215,23 +213,38 @@ class ClientModel:
             self._baseline(),
             None if format is None else FORMATS[format],
         )
-        names = experiment.model_names
         settings = {name: getattr(experiment, name) for name in ("width", "dropout", "head")}
         settings |= {"features": self.preparation.features, "classes": self.preparation.classes}
-        export = Export(about, self.weights, names[self._position % len(names)], settings)
-        return write_export(export, Path(folder), format, overwrite=overwrite)
+        return write_export(Export(about, parts, settings), Path(folder), format, overwrite=overwrite)
+
+    def _parts(self) -> dict[str, Part]:
+        """Returns the models that predict, by name: one, or two that do by the mean of their probabilities."""
+        fleet, received = self._fleet(self._blank())
+        method, names = self.run.setup.method, self.run.experiment.model_names
+        own = names[self._position % len(names)]
+        of_server = {"own": Held(received)} if received is not None and method.model_alone() else {}
+        held = method.predictors(fleet) if received is None else of_server
+        if not held:
+            raise InputError(
+                f"Method '{self.run.setup.name}' predicts with more than models and a graph, so no module of its own "
+                "would give the same: use predict."
+            )
+        return {
+            name: Part(
+                self.architecture if architecture is None else fleet.architecture(architecture),
+                weights_of_one(weights),
+                own if architecture is None else architecture,
+            )
+            for name, (weights, architecture) in held.items()
+        }
+
+    def _blank(self) -> Graph:
+        """Returns a graph of one node with the client's features and classes."""
+        return make_graph("blank", np.zeros((1, self.preparation.features)), [[], []], [-1], self.preparation.classes)
 
     def _baseline(self) -> Mapping[str, Any]:
         rows = self.run.baselines()
         return rows[self.number] if self.number < len(rows) else {}
-
-    def _check_alone(self) -> None:
-        """Refuses to make a module of a model that is not all that predicts."""
-        if not self.run.setup.method.model_alone():
-            raise InputError(
-                f"Method '{self.run.setup.name}' predicts with more than a model and a graph, so no module of its own "
-                "would give the same: use predict."
-            )
 
     @property
     def _position(self) -> int:
@@ -270,6 +283,11 @@ class ClientModel:
         fresh = fleet.for_call(0, "start", state=Tree())
         self.run.setup.method.start_client(fresh)
         return Tree({name: branch for name, branch in fresh.state.items() if name in state})
+
+
+def weights_of_one(stacked: Weights) -> Tree:
+    """Returns a copy of the first client's weights, on the host."""
+    return strip_architectures(map_tree(lambda leaf: leaf.detach().cpu().clone(), select_clients(stacked, 0)))
 
 
 def with_client_axis(tree: Tree | None, device: torch.device) -> Tree | None:

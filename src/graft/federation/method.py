@@ -73,6 +73,13 @@ def judging_settings(kind: type[Method]) -> dict[str, tuple[Any, ...]]:
     return {name: values for table in reversed(tables) for name, values in table.items()}
 
 
+class Held(NamedTuple):
+    """A model that clients hold."""
+
+    weights: Weights
+    architecture: str | None = None  # its name, where it is not that of the clients' own models
+
+
 class Placement(NamedTuple):
     """Which graphs a method trains on, one a client."""
 
@@ -238,10 +245,15 @@ class Method:
         return fleet.predict(model).logits
 
     def model_alone(self) -> bool:
-        """Returns whether all logits are what a model gives of a graph, with nothing else of a client's state: such a
-        model can be exported."""
+        """Returns whether all logits are what a client's own model, or the server's, gives of a graph, with nothing
+        else of a client's state."""
         kind = type(self)
         return kind.logits is Method.logits and kind.shared_logits is Method.shared_logits
+
+    def predictors(self, fleet: Fleet) -> Mapping[str, Held]:
+        """Returns the models, by name, by which the one client of a fleet predicts: by that alone, or by the mean of
+        two models' probabilities; they can be exported. None where it takes anything else."""
+        return {"own": Held(self.personal(fleet))} if self.model_alone() else {}
 
     @step(pure=True)
     def score(self, fleet: Fleet) -> dict[str, Tensor]:

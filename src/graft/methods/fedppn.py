@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from graft.errors import InputError
 from graft.federation.method import step
+from graft.federation.remembered import remember, remembered
 from graft.federation.reveals import Reveals
 from graft.fields import Search
 from graft.graphs.node_subset import gather_nodes
@@ -26,7 +27,6 @@ from graft.tensors.trees import Tree, Weights, flatten, map_tree
 if TYPE_CHECKING:
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet
-    from graft.federation.labels import FleetData
     from graft.federation.server import Server
     from graft.graphs.fleet_graph import FleetGraph
     from graft.models.architecture import Model
@@ -98,7 +98,7 @@ class FedPPN(PrototypeExchange):
         output = fleet.predict(fleet.state.model)
         means = class_means(fleet, output)
         by_prototypes = self.classify(fleet, fleet.state.model, propagated).detach()
-        remember_answers(fleet, output.logits, by_prototypes)
+        remember(fleet, self.state_of_predictions(fleet), output.logits, by_prototypes)
         accuracy = Tree(model=validated(fleet, output.logits), prototypes=validated(fleet, by_prototypes))
         return Tree(prototypes=means.prototypes, owned=means.counts > 0, accuracy=accuracy)
 
@@ -140,17 +140,18 @@ class FedPPN(PrototypeExchange):
 
     @torch.no_grad()
     def logits(self, fleet: Fleet) -> Tensor:
-        remembered = remembered_answers(fleet)
-        own = remembered[0] if remembered else fleet.predict(self.personal(fleet)).logits
+        kept = remembered(fleet, self.state_of_predictions(fleet))
+        own = kept[0] if kept else fleet.predict(self.personal(fleet)).logits
         if self.inference == "model":
             return own
         known = fleet.state.known
-        if remembered:
-            by_prototypes = remembered[1]
-        else:
-            by_prototypes = self.classify(fleet, self.personal(fleet), self.propagate(fleet, known))
+        by_prototypes = kept[1] if kept else self.classify(fleet, self.personal(fleet), self.propagate(fleet, known))
         answer = self.ensemble(own, by_prototypes) if self.inference == "ensemble" else by_prototypes
         return torch.where(beginnings(fleet, known).any(1).view(-1, 1, 1), answer, own)
+
+    def state_of_predictions(self, fleet: Fleet) -> list[Tensor]:
+        """Returns all tensors of the clients' state that predictions are made of."""
+        return [leaf for field in ("model", "known") for _, leaf in flatten(fleet.state[field])]
 
     def model_alone(self) -> bool:
         return self.inference == "model"
@@ -162,43 +163,6 @@ def heads(model: Model, weights: Weights) -> Tree:
     head = parts[0] if len(parts) == 1 else map_tree(lambda *leaves: torch.cat(leaves), *parts)
     # A module of somebody's own keeps its weights the way PyTorch does, outputs first.
     return Tree(weight=head["weight"] if model.stackable else head["weight"].transpose(1, 2), bias=head["bias"])
-
-
-class Answers(NamedTuple):
-    """What trained clients answered, which scores of the same state and data need not work out again."""
-
-    clients: list[int]
-    data: FleetData
-    state: list[tuple[Tensor, int]]  # the tensors that it was made of, each with how often it had been written into
-    logits: tuple[Tensor, Tensor]  # of the models alone and of the propagated prototypes alone
-
-    def of(self, fleet: Fleet) -> bool:
-        """Returns whether the fleet would answer the same."""
-        if self.clients != fleet.clients or self.data is not fleet.data:
-            return False
-        now = answering_state(fleet)
-        return len(now) == len(self.state) and all(
-            leaf is before and leaf._version == version for leaf, (before, version) in zip(now, self.state, strict=True)
-        )
-
-
-def answering_state(fleet: Fleet) -> list[Tensor]:
-    """Returns all that answers are made of, beside the data."""
-    return [leaf for field in ("model", "known") for _, leaf in flatten(fleet.state[field])]
-
-
-def remember_answers(fleet: Fleet, own: Tensor, by_prototypes: Tensor) -> None:
-    """Keeps what the clients of a fleet answer at the end of their training; not on a GPU, where steps are replayed
-    without coming past here."""
-    if fleet.device.type == "cpu":
-        state = [(leaf, leaf._version) for leaf in answering_state(fleet)]
-        fleet.caches[0]["answers"] = Answers(fleet.clients, fleet.data, state, (own, by_prototypes))
-
-
-def remembered_answers(fleet: Fleet) -> tuple[Tensor, Tensor] | None:
-    """Returns what was kept, if nothing has changed since."""
-    answers = fleet.caches[0].get("answers") if fleet.caches else None
-    return answers.logits if answers is not None and answers.of(fleet) else None
 
 
 def heads_used_twice(model: Model, weights: Weights) -> Weights:

@@ -10,13 +10,16 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from graft.federation.fleet import Nodes
-from graft.federation.method import Method, step
+from graft.federation.method import Held, step
 from graft.federation.reveals import MODEL, VOTE
 from graft.fields import Search
+from graft.methods.several_models import OWN, SeveralModels
 from graft.tensors.trees import Tree, Weights, map_tree
-from graft.training.losses import divergence, mean_prediction
+from graft.training.losses import divergence
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
 
     from graft.federation.clients import Clients
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FML(Method):
+class FML(SeveralModels):
     """Every client keeps a model of any architecture and trains it together with a small meme; the two distil into each
     other, and memes are averaged."""
 
@@ -53,7 +56,7 @@ class FML(Method):
 
     def start_client(self, fleet: Fleet) -> None:
         super().start_client(fleet)
-        if self.answer == "best":
+        if self.chooses:
             meme = fleet.initial(fleet.architecture(self.meme))
             fleet.state.meme, fleet.state.received = meme, map_tree(torch.clone, meme)
 
@@ -78,8 +81,9 @@ class FML(Method):
             frozen=frozenset(f"local/{path}" for path in fleet.model.frozen),
         )
         fleet.state.model = pair.local
-        if self.answer == "best":
+        if self.chooses:
             fleet.state.meme, fleet.state.received = pair.meme, map_tree(torch.clone, meme)
+            self.choose(fleet)
         vote = Tree() if self.weighting == "uniform" else Tree(weight=fleet.weight)
         # All memes count alike, so a client without labels, whose own model has nothing to teach, sends it back.
         return Tree(meme=fleet.trained_by_labels(pair.meme, meme), **vote)
@@ -95,13 +99,9 @@ class FML(Method):
         distilled = divergence(teacher, student, fleet.node_mask(self.kd_nodes), self.temperature)
         return labels * fleet.cross_entropy(student) + (1 - labels) * distilled
 
-    def logits(self, fleet: Fleet) -> Tensor:
-        local = super().logits(fleet)
-        if self.answer == "local":
-            return local
-        model = fleet.architecture(self.meme)
-        meme, received = (fleet.predict(weights, model).logits for weights in (fleet.state.meme, fleet.state.received))
-        return fleet.best_validated([local, meme, received, mean_prediction(local, meme)])
+    def candidates(self) -> Sequence[tuple[str, ...]]:
+        return [(OWN,)] if self.answer == "local" else [(OWN,), ("meme",), ("received",), (OWN, "meme")]
 
-    def model_alone(self) -> bool:
-        return self.answer == "local"
+    def held(self, fleet: Fleet) -> Mapping[str, Held]:
+        own = {OWN: Held(fleet.state.model)}
+        return own | {name: Held(fleet.state[name], self.meme) for name in ("meme", "received") if self.chooses}

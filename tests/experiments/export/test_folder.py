@@ -75,6 +75,10 @@ def exported(tmp_path_factory):
     for folder, (name, head) in cases.items():
         models[folder] = graft.run("fedavg", models=name, head=head, feature_norm=0, **SETTINGS).client(1)
         models[folder].export(root / folder)
+    for folder, name in {"mean": "gat", "mean-own": f"{root / 'my_model.py'}:Net"}.items():
+        run = graft.run("fedgkc", models=name, settings={"answer": "mean"}, feature_norm=0, **SETTINGS)
+        models[folder] = run.client(1)
+        models[folder].export(root / folder)
     return root, models
 
 
@@ -122,6 +126,18 @@ def test_a_folder_holds_what_it_should(exported):
     assert config["classes"] == ["0", "1", "2"]
     assert "graft" not in (root / "gat-4-conv" / "model.py").read_text().lower()
     assert not list(root.glob(".*"))  # no draft is left
+
+
+def test_two_models_that_predict_together_have_a_folder_each(exported):
+    root, _ = exported
+    assert {path.name for path in (root / "mean").iterdir()} == FILES - {"model.safetensors"} | {"own", "copilot"}
+    for part, kind in {"own": "gat", "copilot": "gcn"}.items():
+        folder = root / "mean" / part
+        assert {path.name for path in folder.iterdir()} == {"config.json", "model.py", "model.safetensors"}
+        assert kind in (folder / "model.py").read_text().lower()
+    config = json.loads((root / "mean" / "config.json").read_text())
+    assert (config["models"], config["architecture"]) == (["own", "copilot"], "gat and gcn")
+    assert "# gat and gcn of client 1" in (root / "mean" / "MODEL_CARD.md").read_text()
 
 
 def test_the_card_says_what_the_model_is(exported):

@@ -142,7 +142,7 @@ def test_weights_of_a_client_are_copies_without_the_name_of_its_architecture():
 def test_a_method_that_predicts_with_more_than_a_model_has_no_module():
     small = dict(hidden=1.0, slots=2, latent=8, encoder_width=8, rank=4, generator_epochs=2, shared_epochs=1)
     model = graft.run("fedsage_plus", settings=small, **SETTINGS).client(0)
-    with pytest.raises(graft.InputError, match="Method 'fedsage_plus' predicts with more than a model and a graph"):
+    with pytest.raises(graft.InputError, match="Method 'fedsage_plus' predicts with more than models and a graph"):
         model.module()
     assert len(model.predict(unseen_graph()[0])) == 23
 

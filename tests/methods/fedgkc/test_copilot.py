@@ -51,9 +51,9 @@ def test_a_copilot_that_stays_trains_alone_and_is_not_sent():
 
 
 def test_nothing_more_is_kept_where_the_local_model_answers():
-    assert set(finished(FedGKC(), rounds=1).client(0)) == {"model", "optimizer"}
+    assert set(finished(FedGKC(answer="local"), rounds=1).client(0)) == {"model", "optimizer"}
     assert set(finished(FedGKC(answer="best", pull=0.1), rounds=1).client(0)) == {
-        *("model", "optimizer", "copilot", "received", "drift")
+        *("model", "optimizer", "copilot", "received", "drift", "choice")
     }
 
 

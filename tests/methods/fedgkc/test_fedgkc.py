@@ -125,7 +125,7 @@ def test_knowledge_is_that_of_the_copilot_that_is_sent(schedule):
     start = initial_weights(setup.architecture("gcn"), setup.seed)
     reply = engine.ask(Request("train", 1, [0, 1, 2], start))
     fleet = setup.fleet([0, 1, 2])
-    strength, clarity, _ = method.knowledge(fleet, reply.copilot)
+    strength, clarity, _ = method.knowledge(fleet, fleet.predict(reply.copilot, fleet.architecture("gcn")).logits)
     assert gap(reply.strength, strength) < 1e-6
     assert gap(reply.clarity, clarity) < 1e-6
 
@@ -262,7 +262,7 @@ def test_the_default_copilots_follow_fedavg():
 def test_the_paper_is_one_name_away():
     usual, paper = FedGKC(), FedGKCPaper()
     differ = {field.name for field in fields(usual) if getattr(usual, field.name) != getattr(paper, field.name)}
-    assert differ == {"beta", "feedback", "gate", "schedule", "self_weight", "teacher"}
+    assert differ == {"beta", "feedback", "gate", "schedule", "self_weight", "teacher", "answer"}
     assert (paper.alpha, paper.beta, paper.feedback, paper.gate, paper.self_weight) == (0.6, 0.2, 1.0, False, 1.0)
     assert (usual.schedule, paper.schedule) == ("copilot_first", "local_first")
     assert (usual.teacher, paper.teacher) == ("received", "copilot")

@@ -181,12 +181,13 @@ def test_knowledge_by_labels_is_the_share_of_judged_nodes_that_the_copilot_gets_
         data = replace(fleet.data, labels=replace(fleet.labels, judged=fleet.labels.masks[:, 2]))
         fleet = replace(fleet, data=data)
     assert (fleet.labels.judged == fleet.labels.masks[:, 1]).all() == (judged is None)
-    right = fleet.predict(copilot, fleet.architecture("gcn")).logits.argmax(2) == fleet.labels.classes
+    logits = fleet.predict(copilot, fleet.architecture("gcn")).logits
+    right = logits.argmax(2) == fleet.labels.classes
     shares = [float(own[nodes].float().mean()) for own, nodes in zip(right, fleet.labels.judged, strict=True)]
-    known = method.knowledge(fleet, copilot)
+    known = method.knowledge(fleet, logits)
     assert known.total.tolist() == pytest.approx(shares)
     assert len(set(shares)) > 1
-    by_confidence = FedGKCPaper().knowledge(fleet, copilot)
+    by_confidence = FedGKCPaper().knowledge(fleet, logits)
     assert torch.equal(by_confidence.strength, known.strength)
     assert torch.equal(by_confidence.total, known.strength + known.clarity)
 
@@ -250,8 +251,9 @@ def test_knowledge_is_that_of_the_trained_copilot_without_dropout():
     engine, replies = watched(setup)
     knowledge = torch.tensor(record_of(run_rounds(setup, rounds=1, engine=engine))["knowledge"])
     fleet = engine.fleets[0]
-    start = fleet.initial(fleet.architecture("gcn"))
-    trained, before = (FedGKCPaper().knowledge(fleet, copilot).total for copilot in (replies[0].copilot, start))
+    gcn = fleet.architecture("gcn")
+    copilots = replies[0].copilot, fleet.initial(gcn)
+    trained, before = (FedGKCPaper().knowledge(fleet, fleet.predict(copilot, gcn).logits).total for copilot in copilots)
     torch.testing.assert_close(knowledge, trained)
     assert (knowledge - before).abs().min() > 1e-4
 

@@ -166,7 +166,9 @@ def test_knowledge_is_that_of_the_copilot_that_is_sent_whoever_teaches(teacher, 
     method = FedGKC(teacher=teacher, schedule=schedule)
     engine, replies = watched(toy_setup(method, models="sage"))
     run_rounds(toy_setup(method, models="sage"), rounds=1, engine=engine)
-    strength, clarity, _ = method.knowledge(engine.fleets[0], replies[0].copilot)
+    fleet = engine.fleets[0]
+    logits = fleet.predict(replies[0].copilot, fleet.architecture("gcn")).logits
+    strength, clarity, _ = method.knowledge(fleet, logits)
     assert gap(replies[0].strength, strength) < 1e-6
     assert gap(replies[0].clarity, clarity) < 1e-6
 

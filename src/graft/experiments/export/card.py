@@ -14,7 +14,6 @@ from graft.federation.method import Method
 from graft.federation.metric_names import METRICS, format_metric
 from graft.federation.reveals import declared
 from graft.files import printable
-from graft.models import Model
 
 MOST_NAMED = 30  # clients, classes or features in a list
 
@@ -34,7 +33,7 @@ probabilities = logits.softmax(1)
 class Described:
     """What a model card is about."""
 
-    architecture: Model
+    architecture: str  # of two models that predict together, both
     method: Method
     method_name: str
     client: str
@@ -62,7 +61,7 @@ def write_card(about: Described) -> str:
         ("What left the clients in training", privacy_lines(about)),
     )
     whose = "of all clients" if about.kind == "global" else f"of client {plain(about.client)}"
-    text = f"# {plain(about.architecture.name)} {whose}\n"
+    text = f"# {plain(about.architecture)} {whose}\n"
     for title, lines in sections:
         text += (f"\n## {title}\n" if title else "") + "\n" + "\n".join(lines) + "\n"
     return text
@@ -76,7 +75,7 @@ def summary_lines(about: Described) -> Iterator[str]:
     yield ""
     yield "| | |"
     yield "| --- | --- |"
-    yield f"| architecture | {plain(about.architecture.name)} |"
+    yield f"| architecture | {plain(about.architecture)} |"
     yield f"| method | {plain(about.method_name)} |"
     yield f"| data | {plain(facts.get('dataset', ''))}, partition {plain(facts.get('partition', ''))} |"
     yield f"| clients | {clients_of(about)} |"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,21 +19,19 @@ from graft.errors import InputError
 from graft.experiments.export.card import Described, write_card
 from graft.experiments.export.destination import CARD, CONFIG, FORMATS, check_export_folder, check_format
 from graft.experiments.export.formats import TOLERANCE, WRITERS, InputKind, first_line, largest_difference
-from graft.experiments.export.modules import build_module, state_of
-from graft.experiments.export.sources import Source, source_of
+from graft.experiments.export.modules import Part, build_predictor, state_of
+from graft.experiments.export.sources import Source, source_of, source_of_two
 from graft.files import explained
-from graft.tensors.trees import Tree
 
 FORMAT = "graft-export-1"
 
 
 @dataclass(frozen=True)
 class Export:
-    """A model that is to be exported."""
+    """What is to be exported: a model, or two by name that predict by their mean."""
 
     about: Described
-    weights: Tree
-    name: str  # of the model in the experiment, as gcn4 or my_model.py:Net
+    parts: Mapping[str, Part]
     settings: dict[str, Any]  # of the experiment: features, classes, width, dropout, head
 
 
@@ -40,16 +39,17 @@ def write_export(export: Export, folder: Path, format: str | None = None, *, ove
     """Writes a folder whose model.py gives the same logits; it is there as a whole or not at all."""
     check_format(format)
     check_export_folder(folder, overwrite)
-    about = export.about
-    source = source_of(about.architecture, export.name, export.settings)
-    module = build_module(about.architecture, export.weights)
-    kind = InputKind(about.preparation.features, getattr(about.architecture, "takes_weights", True))
+    parts = list(export.parts.values())
+    sources = {name: source_of(part.architecture, part.name, export.settings) for name, part in export.parts.items()}
+    module = build_predictor(parts)
+    kind = InputKind(export.about.preparation.features, any(part.takes_weights for part in parts))
     with explained(f"{folder} cannot be written to", InputError):
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
-            write_files(draft, export, source)
+            write_files(draft, export, sources)
             check_copy(draft, module, kind)
-            shutil.rmtree(draft / "__pycache__", ignore_errors=True)
+            for compiled in draft.rglob("__pycache__"):
+                shutil.rmtree(compiled, ignore_errors=True)
             if format is not None:
                 WRITERS[format](module, kind, draft / FORMATS[format])
             draft.chmod(0o755)  # a temporary folder is its owner's alone
@@ -61,16 +61,12 @@ def write_export(export: Export, folder: Path, format: str | None = None, *, ove
     return folder
 
 
-def write_files(draft: Path, export: Export, source: Source) -> None:
-    about = export.about
-    state = {name: leaf.contiguous() for name, leaf in state_of(about.architecture, export.weights).items()}
-    (draft / "model.safetensors").write_bytes(safetensors.torch.save(state))
-    (draft / "model.py").write_text(source.text, encoding="utf-8")
-    preparation = about.preparation
+def write_files(draft: Path, export: Export, sources: Mapping[str, Source]) -> None:
+    about, preparation = export.about, export.about.preparation
     config = {
         "format": FORMAT,
-        "model": source.settings,
-        "architecture": about.architecture.name,
+        **write_models(draft, export.parts, sources),
+        "architecture": about.architecture,
         "features": preparation.features,
         "feature_names": None if preparation.feature_names is None else list(preparation.feature_names),
         "classes": list(about.class_names),
@@ -79,10 +75,32 @@ def write_files(draft: Path, export: Export, source: Source) -> None:
         "method": about.method_name,
         "round": about.round,
     }
-    (draft / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    text = json.dumps(preparation.to_json(), indent=1)
-    (draft / "preparation.json").write_text(f"{text}\n", encoding="utf-8")
+    write_json(draft / CONFIG, config)
+    write_json(draft / "preparation.json", preparation.to_json())
     (draft / CARD).write_text(write_card(about), encoding="utf-8")
+
+
+def write_models(draft: Path, parts: Mapping[str, Part], sources: Mapping[str, Source]) -> dict[str, Any]:
+    """Writes weights and sources, of two models each in a folder of its own; returns what config.json says of them."""
+    if len(parts) == 1:
+        ((name, part),) = parts.items()
+        return write_model(draft, part, sources[name])
+    for name, part in parts.items():
+        (draft / name).mkdir()
+        write_json(draft / name / CONFIG, write_model(draft / name, part, sources[name]))
+    (draft / "model.py").write_text(source_of_two(parts), encoding="utf-8")
+    return {"models": list(parts)}
+
+
+def write_model(folder: Path, part: Part, source: Source) -> dict[str, Any]:
+    state = {name: leaf.contiguous() for name, leaf in state_of(part.architecture, part.weights).items()}
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(state))
+    (folder / "model.py").write_text(source.text, encoding="utf-8")
+    return {"model": source.settings}
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def check_copy(draft: Path, module: nn.Module, kind: InputKind) -> None:

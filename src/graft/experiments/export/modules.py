@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from graft.errors import InputError
+from graft.experiments.export.networks.mean_prediction import MeanPrediction
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
 from graft.models.gcn import GCN
@@ -40,6 +41,20 @@ PERCEPTRON: Names = {
     "second/bias": "second.bias",
 }
 AS_THEY_ARE = frozenset({"target", "source"})  # matrices that are not multiplied with
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model of those that predict together, mostly the only one."""
+
+    architecture: Model
+    weights: Tree
+    name: str  # in the experiment, as gcn4 or my_model.py:Net
+
+    @property
+    def takes_weights(self) -> bool:
+        """Returns whether it can be given the weights of edges."""
+        return bool(getattr(self.architecture, "takes_weights", True))
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,15 @@ NETWORKS: dict[type[LayeredModel], Network] = {
     ),
 }
 SETTINGS = ("features", "classes", "depth", "width", "dropout", "head")
+
+
+def build_predictor(parts: Sequence[Part]) -> nn.Module:
+    """Returns a plain module, in evaluation mode, that predicts as one model does, or two do by their mean."""
+    modules = [build_module(part.architecture, part.weights) for part in parts]
+    if len(modules) == 1:
+        return modules[0]
+    first, second = modules
+    return MeanPrediction(first, second, (parts[0].takes_weights, parts[1].takes_weights)).eval()
 
 
 def build_module(model: Model, weights: Tree) -> nn.Module:

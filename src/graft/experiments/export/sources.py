@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from graft.errors import InputError
-from graft.experiments.export.modules import network_class, network_file, settings_of
+from graft.experiments.export.modules import Part, network_class, network_file, settings_of
+from graft.experiments.export.networks import mean_prediction
 from graft.experiments.export.single_file import single_file
 from graft.files import explained
 from graft.models import MODELS, PYG, parse_model
@@ -18,6 +20,22 @@ from graft.models.own import OwnModel
 from graft.registry import parse_reference
 
 SHAPE = ("features", "classes")
+LOADER_OF_TWO = '''
+
+def load(folder=None):
+    """Returns the trained models in a folder, that of this file if none is given, in evaluation mode."""
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
+
+    folder = Path(__file__).parent if folder is None else Path(folder)
+    parts = []
+    for name in {names}:
+        spec = spec_from_file_location(f"exported_{{name}}", folder / name / "model.py")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        parts.append(module.load(folder / name))
+    return MeanPrediction(*parts, weighted={weighted}).eval()
+'''
 LOADER = '''
 
 def load(folder=None):
@@ -57,6 +75,12 @@ def source_of(model: Model, name: str, experiment_settings: dict[str, Any]) -> S
     others = {key: value for key, value in experiment_settings.items() if key not in SHAPE}
     others |= {} if depth is None else {"depth": depth}
     return Source(with_loader(text, attribute), settings | accepted(entry, others))
+
+
+def source_of_two(parts: Mapping[str, Part]) -> str:
+    """Returns what model.py holds where two models predict together, each with a folder of its own beside it."""
+    weighted = tuple(part.takes_weights for part in parts.values())
+    return single_file(mean_prediction).rstrip() + "\n" + LOADER_OF_TWO.format(names=tuple(parts), weighted=weighted)
 
 
 def with_loader(text: str, name: str) -> str:

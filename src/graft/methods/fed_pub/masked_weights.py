@@ -54,7 +54,7 @@ class _Masked(torch.autograd.Function):
         else:
             # At 0, where training begins, the norm has the slope 0.
             force = torch.where(distance > 0, to_distance / distance, 0)
-            to_weight = (moved * unsqueeze_to(force, moved)).addcmul_(to_used, mask)
+            to_weight = moved.mul_(unsqueeze_to(force, moved)).addcmul_(to_used, mask)
         if to_size is None:
             return to_weight, to_used * weight, None
         return to_weight, mask.sign().mul_(unsqueeze_to(to_size, mask)).addcmul_(to_used, weight), None

@@ -89,14 +89,16 @@ class FedPUB(Method):
 
     def aggregate(self, server: Server, clients: Clients, replies: Replies) -> None:  # noqa: ARG002
         shares = self.shares(replies.embedding, replies.weight)
+        mixed = mix(replies.model, shares)
         state, rows = server.state, index_tensor(tuple(replies.clients), server.device)
         if len(replies) < server.clients:
             # A client that no mean was made for yet will begin with the plain one.
             plain = weighted_mean(replies.model, replies.weight)
-            state.models = map_tree(
+            others = map_tree(
                 lambda own, common: torch.where(unsqueeze_to(state.served, own), own, common), state.models, plain
             )
-        state.models = write_rows(state.models, rows, mix(replies.model, shares))
+            mixed = write_rows(others, rows, mixed)
+        state.models = mixed
         state.served = state.served.index_fill(0, rows, True)
         server.record(own_share=shares.diagonal())
 

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from graft.errors import InputError
-from graft.federation.method import Method, step
+from graft.federation.method import Held, step
 from graft.federation.reveals import MODEL, NODES, Reveals
 from graft.fields import Search
 from graft.methods.fedgkc.distillation import (
@@ -28,11 +28,14 @@ from graft.methods.fedgkc.distillation import (
 from graft.methods.fedgkc.knowledge import Knowledge, aggregation_shares, knowledge_of
 from graft.methods.fedppn import validated
 from graft.methods.scaffold import add_share, nothing
+from graft.methods.several_models import OWN, SeveralModels
 from graft.models.architecture import Output
 from graft.tensors.trees import Tree, Weights, add_update, difference, map_tree, squared_distance, trainable
-from graft.training.losses import divergence, log_softmax, mean_prediction
+from graft.training.losses import divergence, log_softmax
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from graft.federation.clients import Clients
     from graft.federation.fleet import Fleet, Loss
     from graft.federation.server import Server
@@ -41,14 +44,21 @@ if TYPE_CHECKING:
 
 Schedule = Literal["copilot_first", "local_first", "simultaneous", "block"]
 Teacher = Literal["copilot", "received", "mean", "best"]
+Answer = Literal["local", "copilot", "mean", "best"]
 TERMS = {  # of the two losses
     "copilot": ("labels", "predictions", "neighbourhood"),
     "local": ("labels", "predictions", "neighbourhood", "self"),
 }
+CANDIDATES: dict[str, list[tuple[str, ...]]] = {  # what may predict, by `answer`
+    "local": [(OWN,)],
+    "copilot": [("copilot",)],
+    "mean": [(OWN, "copilot")],
+    "best": [(OWN,), ("copilot",), ("received",), (OWN, "copilot")],
+}
 
 
 @dataclass(frozen=True)
-class FedGKC(Method):
+class FedGKC(SeveralModels):
     """Clients keep models of any shape; a small copilot of one shape travels and is averaged by what it knows.
 
     The defaults are what worked best on validation nodes, see docs/results/fedgkc.md; `fedgkc_paper` has the paper's.
@@ -115,7 +125,7 @@ class FedGKC(Method):
     temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
     # What predicts: the local model, the copilot after its training, the mean of both, or at every client whichever of
     # these and the copilot as it was received is best on its validation nodes.
-    answer: Annotated[Literal["local", "copilot", "mean", "best"], Search(choices=("local", "best"))] = "local"
+    answer: Annotated[Answer, Search(choices=("local", "best"))] = "best"
     travels: bool = True  # off: every copilot stays with its client, to see what is left without a federation
     smkd: bool = True  # off: models learn from labels and each other's predictions only, as in FML
     kama: bool = True  # off: copilots are averaged by numbers of nodes alone
@@ -223,7 +233,10 @@ class FedGKC(Method):
         # Where the local model steps last, the copilot taught as it is now; but in batches not on all nodes.
         taught_last = self.schedule in ("copilot_first", "block") and fleet.training.batches == 1
         logits = teacher_outputs.get("logits") if taught_last else None
-        strength, clarity, knowledge = self.knowledge(fleet, trained.copilot, logits)
+        if logits is None:
+            logits = fleet.predict(trained.copilot, fleet.architecture(self.copilot)).logits
+        self.choose(fleet, {"copilot": logits, **({} if before is None else {"received": before.logits})})
+        strength, clarity, knowledge = self.knowledge(fleet, logits)
         return Tree(
             **({"copilot": trained.copilot} if self.travels else {}),
             size=fleet.labelled_only(fleet.size),
@@ -324,22 +337,12 @@ class FedGKC(Method):
             teacher_outputs.logits = trained.logits
         return best_or_mean(fleet, trained, received, best=self.teacher == "best") if received else trained
 
-    def logits(self, fleet: Fleet) -> Tensor:
-        local = super().logits(fleet)
-        if self.answer == "local":
-            return local
-        model = fleet.architecture(self.copilot)
-        copilot = fleet.predict(fleet.state.copilot, model).logits
-        if self.answer == "copilot":
-            return copilot
-        mean = mean_prediction(local, copilot)
-        if self.answer == "mean":
-            return mean
-        received = fleet.predict(fleet.state.received, model).logits
-        return fleet.best_validated([local, copilot, received, mean])
+    def candidates(self) -> Sequence[tuple[str, ...]]:
+        return CANDIDATES[self.answer]
 
-    def model_alone(self) -> bool:
-        return self.answer == "local"
+    def held(self, fleet: Fleet) -> Mapping[str, Held]:
+        copilots = [name for name in ("copilot", "received") if name in fleet.state]
+        return {OWN: Held(fleet.state.model)} | {name: Held(fleet.state[name], self.copilot) for name in copilots}
 
     def local(self, models: Tree) -> Weights:
         weights: Weights = models.model.model if self.neigh_projection else models.model
@@ -378,10 +381,8 @@ class FedGKC(Method):
         weak, strong = teach(weights, graph=weak_view), fleet.forward(weights, graph=strong_view)
         return view_loss(fleet.graph, weak, strong, self.mse_reduction)
 
-    def knowledge(self, fleet: Fleet, copilot: Weights, logits: Tensor | None = None) -> Knowledge:
-        """Returns what a copilot knows; from its logits, if given."""
-        if logits is None:
-            logits = fleet.predict(copilot, fleet.architecture(self.copilot)).logits
+    def knowledge(self, fleet: Fleet, logits: Tensor) -> Knowledge:
+        """Returns what a copilot knows, by its logits."""
         strength, clarity = knowledge_of(self, fleet.graph, log_softmax(logits).exp())
         by_labels = self.knowledge_from == "validation"
         return Knowledge(strength, clarity, validated(fleet, logits) if by_labels else strength + clarity)

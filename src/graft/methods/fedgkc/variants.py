@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from graft.fields import Search
-from graft.methods.fedgkc.method import FedGKC, Schedule, Teacher
+from graft.methods.fedgkc.method import Answer, FedGKC, Schedule, Teacher
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class FedGKCPaper(FedGKC):
     schedule: Schedule = "local_first"
     self_weight: Annotated[float, Search()] = 1.0
     teacher: Teacher = "copilot"
+    answer: Answer = "local"
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,16 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from graft.federation.fleet import Nodes
-from graft.federation.method import Method, step
+from graft.federation.method import Held, step
 from graft.federation.reveals import VOTE, Reveals
 from graft.fields import Search
 from graft.methods.fedkd.compression import apply_update, compress_leaf, rebuild_update
+from graft.methods.several_models import OWN, SeveralModels
 from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack, weighted_mean
-from graft.training.losses import divergence, mean_over, mean_prediction
+from graft.training.losses import divergence, mean_over
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedKD(Method):
+class FedKD(SeveralModels):
     """A private mentor of any architecture and a small mentee distil into each other, the less the larger the errors of
     both; updates of the mentee are sent as truncated singular value decompositions.
 
@@ -75,8 +76,8 @@ class FedKD(Method):
         server.state.current = torch.ones(server.clients, dtype=torch.bool)  # which clients have that very mentee
 
     def start_client(self, fleet: Fleet) -> None:
+        super().start_client(fleet)
         model = fleet.architecture(self.mentee)
-        fleet.state.model = fleet.initial()
         fleet.state.mentee = fleet.initial(model)
         fleet.state.change = map_tree(torch.zeros_like, fleet.state.mentee)
         inputs = fleet.predict(fleet.state.mentee, model).embedding.shape[2]
@@ -135,6 +136,7 @@ class FedKD(Method):
         # The same product as the server's, so that not even a last bit differs between the copies.
         mentee = apply_update(select_clients(fleet.state.mentee, 0), select_clients(update, 0))
         fleet.state.mentee = map_tree(lambda leaf: leaf.unsqueeze(0), mentee)
+        self.choose(fleet)
         return Tree()
 
     def losses(self, fleet: Fleet, pair: Weights) -> tuple[Tensor, Tensor]:
@@ -156,15 +158,12 @@ class FedKD(Method):
         to_mentee = to_mentee + self.hidden * squared_error(mentor.embedding, projected, nodes)
         return errors[0] + to_mentor / doubt, errors[1] + to_mentee / doubt
 
-    def logits(self, fleet: Fleet) -> Tensor:
-        mentor = super().logits(fleet)
-        if self.answer == "mentor":
-            return mentor
-        mentee = fleet.predict(fleet.state.mentee, fleet.architecture(self.mentee)).logits
-        return fleet.best_validated([mentor, mentee, mean_prediction(mentor, mentee)])
+    def candidates(self) -> Sequence[tuple[str, ...]]:
+        return [(OWN,)] if self.answer == "mentor" else [(OWN,), ("mentee",), (OWN, "mentee")]
 
-    def model_alone(self) -> bool:
-        return self.answer == "mentor"
+    def held(self, fleet: Fleet) -> Mapping[str, Held]:
+        own = {OWN: Held(fleet.state.model)}
+        return own | {"mentee": Held(fleet.state.mentee, self.mentee)} if self.chooses else own
 
     def energy(self, progress: float) -> float:
         """Th(t): the share of the energy to keep after this share of all rounds."""
