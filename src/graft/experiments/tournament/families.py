@@ -19,6 +19,7 @@ from graft.methods import METHODS, PLUGS
 
 SEVEN = fedgkc.SEVEN
 RATES = Search(1e-3, 1.0, log=True)  # wide enough for Adam at its low end and for plain SGD at its high end
+PATIENCE = {"patience": 20}  # every run, of a trial and at the end, stops after so many rounds without progress
 ARCHITECTURE = ("models", "width")  # what a reference searches, and clients that train alone beside others do not
 TWITCH = "twitch"
 # Cut at random, which leaves a tenth of the neighbours, so that clients have all classes: by Louvain or Metis most have
@@ -78,10 +79,11 @@ FAMILIES: dict[str, Family] = {
         meaning="One architecture and a server",
         entrants=[
             *map(entrant, ("local", *general.GENERAL, *general.SUBGRAPH, "fedgta+fedtad")),
-            *entrants({**CONTROL, **CENTRALISED}),
+            *entrants({"fedtad-paper": Variant("fedtad_paper"), **CONTROL, **CENTRALISED}),
         ],
         leading=("fedgkc", "fedtad", "fedgta+fedtad"),
         datasets=(*SEVEN, *HOMOPHILY, TWITCH),
+        experiment=PATIENCE,
     ),
     "architectures": Family(
         meaning="Five different architectures and a server",
@@ -97,7 +99,7 @@ FAMILIES: dict[str, Family] = {
         ),
         leading=("fedgkc",),
         datasets=(*SEVEN, *HOMOPHILY, TWITCH),
-        experiment={"models": "architectures"},
+        experiment={"models": "architectures", **PATIENCE},
         note="Clients of fml-all and fedkd-all distil on all nodes, whatever is searched beside that; centralised "
         "training has one architecture, which it searches.",
     ),
@@ -112,7 +114,7 @@ FAMILIES: dict[str, Family] = {
         ),
         leading=("dfed_sst",),
         datasets=SEVEN,
-        experiment=dfed_sst.METIS,
+        experiment={**dfed_sst.METIS, **PATIENCE},
     ),
     "few-labels": Family(
         meaning="One per cent of the nodes for training, one step a round",
