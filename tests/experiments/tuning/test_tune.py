@@ -294,8 +294,8 @@ def test_trial_is_measured_by_those_of_an_earlier_call(tmp_path):
         before.end(number, TrialOutcome("complete", score, 6, 1.0))
     after = begun()
     worse, better = after.ask()[0], after.ask()[0]
-    assert after.hear(worse, 4, 0.29)
-    assert not after.hear(better, 4, 0.31)
+    assert after.hear(worse, 4, 0.33)
+    assert not after.hear(better, 4, 0.35)
 
 
 def test_folder_of_something_else_is_refused(tmp_path):
@@ -371,37 +371,39 @@ def test_processes_that_die_cost_their_trials_alone(fragile, tmp_path):
     assert tuning.experiments.keys() == {"fragile", "fedavg"}
 
 
-def study_with_trials(scores, higher=True):
-    """A study whose complete trials all had these scores in round 4 of 6."""
+def study_with_trials(scores, higher=True, at=4, rounds=6):
+    """A study whose complete trials had these scores in one round."""
     study = MethodStudy(
-        Journal(None), "m", {"mu": (Search(0.0, 1.0), False)}, {"mu": 0.5}, higher=higher, rounds=6, seed=0
+        Journal(None), "m", {"mu": (Search(0.0, 1.0), False)}, {"mu": 0.5}, higher=higher, rounds=rounds, seed=0
     )
     study.begin({})
     for score in scores:
         number, _ = study.ask()
-        study.hear(number, 4, score)
-        study.end(number, TrialOutcome("complete", score, 6, 1.0))
+        study.hear(number, at, score)
+        study.end(number, TrialOutcome("complete", score, rounds, 1.0))
     return study
 
 
-def test_trial_below_the_median_of_earlier_ones_is_ended():
+def test_trial_below_the_best_two_fifths_of_earlier_ones_is_ended():
     study = study_with_trials([0.1, 0.2, 0.3, 0.4, 0.5])
     worse, better = study.ask()[0], study.ask()[0]
-    assert study.hear(worse, 4, 0.29)
-    assert not study.hear(better, 4, 0.31)
+    assert study.hear(worse, 4, 0.33)
+    assert not study.hear(better, 4, 0.35)
 
 
 def test_trial_is_not_ended_early_in_a_run_or_with_few_others_to_measure_it_by():
     study = study_with_trials([0.1, 0.2, 0.3, 0.4])
     assert not study.hear(study.ask()[0], 4, 0.0)
-    study = study_with_trials([0.1, 0.2, 0.3, 0.4, 0.5])
+    study = study_with_trials([0.1, 0.2, 0.3, 0.4, 0.5], at=1, rounds=12)
     assert not study.hear(study.ask()[0], 1, 0.0)
+    study = study_with_trials([0.1, 0.2, 0.3, 0.4, 0.5], at=2, rounds=12)
+    assert study.hear(study.ask()[0], 2, 0.0)
 
 
 def test_higher_losses_are_ended():
     study = study_with_trials([0.1, 0.2, 0.3, 0.4, 0.5], higher=False)
-    assert study.hear(study.ask()[0], 4, 0.31)
-    assert not study.hear(study.ask()[0], 4, 0.29)
+    assert study.hear(study.ask()[0], 4, 0.27)
+    assert not study.hear(study.ask()[0], 4, 0.25)
 
 
 def test_defaults_are_never_ended():

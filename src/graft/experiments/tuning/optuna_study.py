@@ -1,4 +1,4 @@
-"""The trials of one method: TPE proposes values, the median of earlier trials ends hopeless ones.
+"""The trials of one method: TPE proposes values, and what is not among the better ones of earlier trials ends early.
 
 Optuna keeps them in memory, and a journal of our own on the disk: a trial has some dozens of scores, and Optuna's files
 take longer over each than a small federation over a round. Who goes on tells Optuna again what the journal holds.
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 RANDOM_TRIALS = 8  # before TPE has enough to learn from
 UNPRUNED_TRIALS = 5  # that have to be complete before others are measured by them
-WARM_UP = 1 / 3  # share of a run's rounds in which it is not ended
+WARM_UP = 1 / 6  # share of a run's rounds in which it is not ended
+KEPT = 40  # per cent of the trials that came so far are worth going on with
 
 History = list[dict[str, Any]]  # a row a trial, as tuning.json holds it
 
@@ -62,7 +63,7 @@ class MethodStudy:
         self.spaces: Space = {name: search for name, (search, _) in space.items()}
         self.study = optuna.create_study(
             direction="maximize" if higher else "minimize",
-            pruner=optuna.pruners.MedianPruner(UNPRUNED_TRIALS, math.ceil(WARM_UP * rounds)),
+            pruner=optuna.pruners.PercentilePruner(KEPT, UNPRUNED_TRIALS, math.ceil(WARM_UP * rounds)),
         )
         self.waiting: list[int] = []  # trials whose values are in the queue: the defaults, or those that died
         self.next_number = 1
