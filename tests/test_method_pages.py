@@ -1,15 +1,22 @@
 """Every method has a page that says what the code does: settings, messages, equations; and what was measured."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 from xml.etree import ElementTree
 
 import pytest
 
+from graft.errors import InputError
+from graft.experiments.experiment import Experiment
+from graft.experiments.make_method import make_method
+from graft.experiments.studies import STUDIES
 from graft.federation.method import Method
 from graft.federation.peers import PeerMethod
 from graft.federation.reveals import covering, declared
 from graft.methods import METHOD_FAMILIES, METHODS
+from graft.options import parse_settings
 from graft.testing.leaks import observe
 from graft.testing.toy import toy_graphs
 from tools import method_pages
@@ -17,6 +24,8 @@ from tools.method_pages import PAGES, REGION, anchor, family_of, filled, main_na
 
 SECTIONS = ["Idea", "Equations", "Messages", "Settings", "Differences from the paper", "Results", "Paper"]
 SHORT = {"fedsage_plus": {"generator_epochs": 1, "shared_epochs": 1, "rank": 2}}  # its generator is large
+PUBLISHED = ["dfed_sst_paper", "fedgkc_paper", "fedomd_paper", "fedtad_paper"]
+OPTIONS = {field.name.replace("_", "-") for field in fields(Experiment)}
 OTHER_PAGES = ["index", "plugs"]
 METHOD_PAGES = [PAGES / f"{name}.md" for name in sorted(METHODS)]
 ALL_PAGES = sorted(PAGES.glob("*.md"))
@@ -188,6 +197,54 @@ def test_numbers_of_results_are_on_the_pages_of_results(page):
 def test_a_number_that_nobody_measured_is_seen():
     text = "\n## Results\n\nIt has 84.26 and 99.99, and 4.26 ([study](../results/fedtad.md)).\n"
     assert unfounded_numbers(PAGES / "fedavg.md", text) == ["99.99", "4.26"]
+
+
+# What published variants do otherwise than the print.
+
+
+def departures(text):
+    """The cells of every line of the tables of departures, by the titles of their columns."""
+    lines = []
+    for table in re.findall(r"(?:^\|.*\n?)+", sections(text)["Differences from the paper"], re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.strip().splitlines()]
+        lines += [dict(zip(head, row, strict=True)) for row in rows]
+    return lines
+
+
+def wrong_switches(name, cell):
+    """The switches in a cell that a method, or an experiment, does not have or that do not take this value."""
+    hints = get_type_hints(METHODS[name])
+    choices = {choice for hint in hints.values() for choice in get_args(hint)}
+    wrong = []
+    for switch in re.findall(r"`([^`]+)`", cell):
+        if switch.startswith("graft reproduce "):
+            wrong += [study for study in switch.split()[2:] if study not in STUDIES]
+        elif "--" in switch:
+            wrong += [f"--{option}" for option in re.findall(r"--([a-z-]+)", switch) if option not in OPTIONS]
+        elif "=" in switch:
+            try:
+                make_method(name, parse_settings([switch]))
+            except InputError:
+                wrong.append(switch)
+        elif switch not in {*hints, *choices, "true", "false"}:
+            wrong.append(switch)
+    return wrong
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_variants_say_what_they_do_otherwise_with_switch_and_cost(name):
+    lines = departures((PAGES / f"{name}.md").read_text(encoding="utf-8"))
+    assert len(lines) >= 7
+    for line in lines:
+        titles = list(line)
+        assert len(titles) >= 4, titles
+        assert titles[2].startswith("switch"), titles
+        assert wrong_switches(name, line[titles[2]]) == [], line
+
+
+def test_a_switch_that_is_not_there_is_seen():
+    cell = "`beta=0.3`, `betta`, `include_self`, `schedule=nobody_first`, `block`, `--epochs 1 --epoch 2`"
+    assert wrong_switches("fedgkc_paper", cell) == ["betta", "include_self", "schedule=nobody_first", "--epoch"]
 
 
 def test_families_say_what_the_classes_do():

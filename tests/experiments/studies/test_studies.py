@@ -56,11 +56,12 @@ def test_the_paper_settings_live_in_one_place():
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        ("fedgkc-architectures", {"local", "centralised"}),
-        ("fedgkc-scales", {"local", "centralised"}),
+        ("fedgkc-architectures", {"local", "centralised", "fedgkc_alone"}),
+        ("fedgkc-scales", {"local", "centralised", "fedgkc_alone"}),
         (
             "fedgkc-homogeneous",
-            {"local", "centralised", "lg_fedavg", "fedproto", "fml", "fml-all", "fedkd", "fedkd-all", "fedtgp"},
+            {"local", "centralised", "lg_fedavg", "fedproto", "fml", "fml-all", "fedkd", "fedkd-all", "fedtgp"}
+            | {"fedgkc_alone"},
         ),
         ("fedgkc-modules", set()),
         ("dfed-sst-main", {"local", "centralised"}),

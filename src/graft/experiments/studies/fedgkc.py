@@ -42,6 +42,8 @@ COMPARED = {
     "fedgkc": Variant("fedgkc"),
     "fedgkc-paper": as_in_the_paper(),
 }
+# The same two models at every client, and no copilot travels: what `fedgkc` has more is what others gave.
+CONTROL = {"fedgkc_alone": Variant("fedgkc_alone")}
 # The other reading of Algorithm 1: the copilot takes its step first in every epoch, and then teaches.
 OTHER_ORDER = {"fedgkc-paper-copilot-first": as_in_the_paper(schedule="copilot_first")}
 LATER_BASELINES = {name: Variant(name) for name in ("fedppn", "trust")}
@@ -92,6 +94,7 @@ MAIN_STUDY = five_architectures(
         "fiarse": Variant("fiarse_grouped"),
         **LATER_BASELINES,
         **OTHER_ORDER,
+        **CONTROL,
         **CENTRALISED,
     },
     on_request=("ogbn-arxiv",),
@@ -112,6 +115,7 @@ STUDIES: dict[str, Study] = {
             "fiarse": Variant("fiarse", changes={"models": "gcn"}),
             **LATER_BASELINES,
             **OTHER_ORDER,
+            **CONTROL,
             **CENTRALISED,
         },
         paper=printed("fedgkc_v1_table3"),
@@ -126,6 +130,7 @@ STUDIES: dict[str, Study] = {
             "local": COMPARED["local"],
             **{name: Variant(name) for name in PRINTED_HOMOGENEOUS},
             **COMPARED,
+            **CONTROL,
             **CENTRALISED,
         },
         experiment={"models": "gcn"},

@@ -70,7 +70,6 @@ def entrants(variants: Mapping[str, Variant], keep: Mapping[str, Sequence[str]] 
     return [entrant(name, variant, (keep or {}).get(name, ())) for name, variant in variants.items()]
 
 
-CONTROL = {"fedgkc_alone": Variant("fedgkc_alone")}  # two models a client, and nothing travels
 DISTILLED = {"fml-all": ("kd_nodes",), "fedkd-all": ("kd_nodes",)}
 ALONE = {"alone": Variant("local", changes=fedomd.ORTHOGONAL)}
 
@@ -79,7 +78,7 @@ FAMILIES: dict[str, Family] = {
         meaning="One architecture and a server",
         entrants=[
             *map(entrant, ("local", *general.GENERAL, *general.SUBGRAPH, "fedgta+fedtad")),
-            *entrants({"fedtad-paper": Variant("fedtad_paper"), **CONTROL, **CENTRALISED}),
+            *entrants({"fedtad-paper": Variant("fedtad_paper"), **fedgkc.CONTROL, **CENTRALISED}),
         ],
         leading=("fedgkc", "fedtad", "fedgta+fedtad"),
         datasets=(*SEVEN, *HOMOPHILY, TWITCH),
@@ -92,7 +91,7 @@ FAMILIES: dict[str, Family] = {
                 **fedgkc.COMPARED,
                 **fedgkc.LATER_BASELINES,
                 "fiarse": Variant("fiarse_grouped"),
-                **CONTROL,
+                **fedgkc.CONTROL,
                 **CENTRALISED,
             },
             DISTILLED,
