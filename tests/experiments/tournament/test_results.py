@@ -8,7 +8,13 @@ from graft.experiments.comparison.finished_runs import FinishedRun
 from graft.experiments.experiment import Experiment
 from graft.experiments.studies.study import Variant
 from graft.experiments.tournament.families import Family, entrant
-from graft.experiments.tournament.page import held_out_rows, lead_table, ranks_text, score_table
+from graft.experiments.tournament.page import (
+    chosen_text,
+    held_out_rows,
+    lead_table,
+    ranks_text,
+    score_table,
+)
 from graft.experiments.tournament.results import Cell, FamilyResult
 
 FAMILY = Family(
@@ -24,9 +30,9 @@ FAMILY = Family(
 )
 
 
-def run(method, seed, score, metric="accuracy", partition="p"):
+def run(method, seed, score, metric="accuracy", partition="p", validation=None):
     experiment = {**asdict(Experiment()), "method": method, "seed": seed}
-    scores = {"test": score, "validation": score}
+    scores = {"test": score, "validation": score if validation is None else validation}
     values = {"accuracy": scores} if metric == "accuracy" else {"accuracy": {"test": 0.0}, "metrics": {metric: scores}}
     return FinishedRun(experiment, {**values, "metric": metric, "hashes": {"partition": f"{partition}{seed}"}})
 
@@ -103,6 +109,34 @@ def test_column_with_a_gap_counts_for_no_rank_and_no_lead():
     assert found.ranking is None
     assert {lead.column for lead in found.leads} == {"one"}
     assert "2 of 4 trials" in score_table(found)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "log_loss"])
+def test_what_counts_is_better_on_validation_nodes_whatever_test_nodes_say(metric):
+    def runs(test, validation):
+        values = enumerate(zip(test, validation, strict=True))
+        return {seed: run("fedprox", seed, score, metric, validation=value) for seed, (score, value) in values}
+
+    high, low = runs([0.3, 0.5], [0.9, 0.8]), runs([0.6, 0.7], [0.85, 0.84])
+    better, worse = (high, low) if metric == "accuracy" else (low, high)
+    made = Cell(better, worse, metric, planned=4, trials=4, failed=0, chosen={"mu": 0.1})
+    assert made.counting == "tuned"
+    assert made.counted is better
+    assert chosen_text(made) == "mu=0.1"
+    made = replace(made, tuned=worse, default=better)
+    assert made.counting == "default"
+    assert list(made.values().values()) == [run.score(metric) for run in better.values()]
+    assert chosen_text(made) == "the defaults, not mu=0.1"
+    assert replace(made, default=worse).counting == "default"  # as good
+    assert replace(made, default={0: better[0]}).counting == "tuned"  # the default's runs are not over
+
+
+def test_what_judges_by_training_nodes_takes_the_place_of_the_values_that_count():
+    weak, strong = ({seed: run("fedgkc", seed, score) for seed in range(2)} for score in (0.5, 0.7))
+    made = Cell(weak, strong, "accuracy", planned=4, trials=4, failed=0, chosen={"mu": 0.1}, held_out=weak)
+    found = FamilyResult("made-up", FAMILY, {("ours", "one"): made})
+    assert found.cells["ours", "one"].values() == {0: 0.7, 1: 0.7}
+    assert found.judged_by_training.cells["ours", "one"].values() == {0: 0.5, 1: 0.5}
 
 
 def test_seeds_on_other_partitions_make_no_pair():

@@ -21,6 +21,7 @@ from graft.experiments.tournament.families import DATA, FAMILIES
 from graft.experiments.tournament.page import write_tournament
 from graft.experiments.tournament.tournament import CALLS, run_tournament
 from graft.experiments.tuning import workers
+from graft.experiments.tuning.finals import Finals
 from tests.experiments.tournament.conftest import SYNTHETIC, TOY, small_events
 
 
@@ -140,14 +141,23 @@ def test_tournament_goes_on_from_journals_and_results_alone(tmp_path):
 def test_runs_at_the_end_without_validation_labels_are_of_methods_that_judge_by_them(tmp_path):
     tournament = run_tournament(of_one_dataset(), tmp_path, jobs=1)
     finals = tournament.finals["toy/toy-a"]
-    tuned, held_out = (finals.cell("fedgkc", values) for values in ("tuned", "held-out"))
-    assert held_out.keys() == tuned.keys()
+    counted, held_out = (finals.cell("fedgkc", values) for values in (finals.better("fedgkc"), "held-out"))
+    assert held_out.keys() == counted.keys()
     for seed, run in held_out.items():
-        differing = {name for name, value in run.experiment.items() if value != tuned[seed].experiment[name]}
+        differing = {name for name, value in run.experiment.items() if value != counted[seed].experiment[name]}
         assert differing == {"judge_on"}
     assert all(finals.kinds(label) == ["default", "tuned"] for label in ("local", "fedavg"))
     by_training = run_tournament(of_one_dataset(judge_on="training"), tmp_path / "by training", jobs=1)
     assert by_training.finals["toy/toy-a"].kinds("fedgkc") == ["default", "tuned"]
+
+
+@pytest.mark.parametrize("counting", ["default", "tuned"])
+def test_runs_without_validation_labels_have_the_values_that_count(counting, tmp_path, monkeypatch):
+    monkeypatch.setattr(Finals, "better", lambda _finals, _label: counting)
+    finals = run_tournament(of_one_dataset(), tmp_path, jobs=1).finals["toy/toy-a"]
+    counted, other = (finals.variant("fedgkc", values, 1) for values in (counting, "held-out"))
+    assert other == {**counted, "judge_on": "training"}
+    assert finals.cell("fedgkc", "held-out").keys() == {1, 2}
 
 
 def test_time_that_is_over_leaves_all_methods_of_an_event_as_many_trials(tmp_path):

@@ -33,7 +33,7 @@ POINTS = {
 }
 HEAD = ("family", "dataset", "row", "method", "values", "seed", "metric", "reads_validation", "test", "validation")
 SCORES = ("test_global", "test_trained", "test_node_weighted")
-COSTS = ("best_round", "rounds", "up_bytes", "down_bytes", "peer_bytes", "seconds_a_round", "chosen")
+COSTS = ("best_round", "rounds", "up_bytes", "down_bytes", "peer_bytes", "seconds_a_round", "counts", "chosen")
 
 
 def write_tournament(tournament: Tournament, out: Path, table: Mapping[str, Family] = FAMILIES) -> list[Path]:
@@ -73,9 +73,9 @@ def said_of_all(tournament: Tournament) -> str:
     """Returns what is the same for everybody."""
     design = tournament.events[0].design
     judging = (
-        f"A row with {MARK} read validation labels in training or to choose its predictions, with the chosen values on "
-        "at least one dataset; all others read them for the choice of values and of the round alone. Marked rows also "
-        "ran without them."
+        f"A row with {MARK} read validation labels in training or to choose its predictions, with the values that "
+        "count on at least one dataset; all others read them for the choice of values and of the round alone. Marked "
+        "rows also ran without them."
     )
     if design.values.get("judge_on") == "training":
         judging = (
@@ -87,7 +87,8 @@ def said_of_all(tournament: Tournament) -> str:
         "the same way and scored on validation nodes alone; the first had its defaults. All searched the same ranges "
         "of optimiser, learning rate, weight decay, dropout and local epochs, and what they declare of their own. The "
         f"default and the chosen values then ran with {len(design.final_seeds)} other seeds, scored on test nodes for "
-        "the first time. Scores are means ± standard deviations over these seeds, at the best validation round. "
+        "the first time; what counts is which of both is better on the validation nodes of these seeds. Scores are "
+        "means ± standard deviations over them, at the best validation round. "
         f"{judging}"
     )
     done, searches = sum(not trials.left for trials in tournament.trials.values()), len(tournament.trials)
@@ -139,7 +140,7 @@ def family_parts(result: FamilyResult, figure: str) -> Iterator[str]:
             yield markdown_table(("", *result.columns), rows)
     yield "### Cost"
     yield cost_table(result)
-    yield "Bytes and seconds are means over the runs with the chosen values, which shared the machine with each other."
+    yield "Bytes and seconds are means over the runs that count, which shared the machine with each other."
     yield "### Chosen values"
     yield markdown_table(("", *result.columns), [(row, *values) for row, values in chosen_rows(result)])
 
@@ -160,11 +161,11 @@ def score_table(result: FamilyResult) -> str:
 
 
 def score_text(cell: Cell, best: bool) -> str:
-    """Returns a cell of the table: the tuned score, and that of the defaults."""
+    """Returns a cell of the table: the score that counts, and that of the defaults."""
     if not cell.tuned:
         return cell.reason or (f"{cell.trials} of {cell.planned} trials" if cell.trials < cell.planned else "-")
     text = mean_std(list(cell.values().values()), cell.metric)
-    default = mean_std(list(cell.values(tuned=False).values()), cell.metric)
+    default = mean_std(list(cell.values_of(cell.default).values()), cell.metric)
     return f"{f'**{text}**' if best else text} ({default})"
 
 
@@ -212,8 +213,8 @@ def held_out_parts(result: FamilyResult, rows: Sequence[tuple[str, ...]]) -> Ite
     """Yields the section about rows that judge by training nodes instead of validation nodes."""
     yield "### Judged by training nodes instead"
     yield (
-        f"Rows with {MARK} ran once more with the chosen values, judging by a fifth of the training nodes, which they "
-        "did not train on. The difference is to the scores above, seed by seed."
+        f"Rows with {MARK} ran once more with the values that count, judging by a fifth of the training nodes, which "
+        "they did not train on. The difference is to the scores above, seed by seed."
     )
     head = ("", "dataset", "by validation nodes", "by training nodes", "difference", "95 % interval")
     yield markdown_table(head, rows)
@@ -225,10 +226,10 @@ def held_out_parts(result: FamilyResult, rows: Sequence[tuple[str, ...]]) -> Ite
 
 
 def point_rows(result: FamilyResult, point: str) -> Iterator[tuple[str, ...]]:
-    """Yields the scores of the chosen values at another point, of the rows for which it is one."""
+    """Yields the scores of the values that count at another point, of the rows for which it is one."""
     for row in result.rows:
         cells = [result.cells[row, column] for column in result.columns]
-        values = [cell.values(point=point) for cell in cells]
+        values = [cell.values(point) for cell in cells]
         if any(scores and scores != cell.values() for scores, cell in zip(values, cells, strict=True)):
             texts = [
                 mean_std(list(scores.values()), result.metric(column))
@@ -238,13 +239,13 @@ def point_rows(result: FamilyResult, point: str) -> Iterator[tuple[str, ...]]:
 
 
 def cost_table(result: FamilyResult) -> str:
-    """Returns bytes and seconds a round of the chosen values, beside the mean score over columns."""
+    """Returns bytes and seconds a round of the values that count, beside the mean score over columns."""
     rows = []
     for row in result.rows:
         cells = [result.cells[row, column] for column in result.columns if result.cells[row, column].tuned]
         if not cells:
             continue
-        runs = [run.summary for cell in cells for run in cell.tuned.values()]
+        runs = [run.summary for cell in cells for run in cell.counted.values()]
         sent = fmean(total_bytes(summary) / summary["rounds"] for summary in runs)
         rows.append(
             (
@@ -265,7 +266,9 @@ def chosen_rows(result: FamilyResult) -> Iterator[tuple[str, list[str]]]:
 
 
 def chosen_text(cell: Cell) -> str:
-    return "the defaults" if cell.chosen is None else spell_params(cell.chosen)
+    if cell.chosen is None:
+        return "the defaults"
+    return f"the defaults, not {spell_params(cell.chosen)}" if cell.counting == DEFAULT else spell_params(cell.chosen)
 
 
 def runs_csv(results: Sequence[FamilyResult]) -> str:
@@ -278,8 +281,9 @@ def runs_csv(results: Sequence[FamilyResult]) -> str:
             for values, runs in ((DEFAULT, cell.default), (TUNED, cell.tuned), (HELD_OUT.name, cell.held_out)):
                 for run in runs.values():
                     about = (result.name, column, row, run.experiment["method"], values)
-                    chosen = json.dumps(cell.chosen) if values != DEFAULT and cell.chosen else ""
-                    writer.writerow([*about, *run_values(run, cell.metric), chosen])
+                    used = cell.counting if values == HELD_OUT.name else values
+                    chosen = json.dumps(cell.chosen) if used == TUNED and cell.chosen else ""
+                    writer.writerow([*about, *run_values(run, cell.metric), values == cell.counting, chosen])
     return file.getvalue()
 
 

@@ -23,7 +23,7 @@ from graft.experiments.comparison.statistics import PairedDifference, holm
 from graft.experiments.tournament.families import Family, judges
 from graft.experiments.tournament.plan import Event
 from graft.experiments.tournament.tournament import HELD_OUT, Tournament
-from graft.experiments.tuning.finals import DEFAULT, TUNED
+from graft.experiments.tuning.finals import DEFAULT, TUNED, better_values
 from graft.experiments.tuning.trials import best_of as best_trial
 from graft.federation.metric_names import METRICS
 from graft.methods import REFERENCES
@@ -41,9 +41,9 @@ class Cell:
     planned: int  # trials
     trials: int  # that are over
     failed: int  # of them
-    chosen: Mapping[str, Any] | None  # the values; None: those of the default
+    chosen: Mapping[str, Any] | None  # the values by the trials; None: those of the default
     reason: str = ""  # why nothing was chosen
-    held_out: Runs = field(default_factory=dict)  # as the tuned ones, but judging by training nodes
+    held_out: Runs = field(default_factory=dict)  # as those that count, but judging by training nodes
     seconds: float = 0.0  # of all its trials, in the processes that ran them
 
     @property
@@ -53,20 +53,35 @@ class Cell:
             {id(run): run for runs in (self.default, self.tuned, self.held_out) for run in runs.values()}.values()
         )
 
-    def values(self, *, tuned: bool = True, point: str = "test") -> dict[int, float]:
-        """Returns the scores by seed: of the clients' own models, or at another point, as test_global."""
-        scores = {seed: run.score(self.metric, point) for seed, run in (self.tuned if tuned else self.default).items()}
+    @property
+    def counting(self) -> str:
+        """Returns which values count: those of the default or the chosen ones, by validation nodes of all seeds."""
+        return better_values(self.default, self.tuned, self.metric)
+
+    @property
+    def counted(self) -> Runs:
+        """Returns the runs with the values that count."""
+        return self.default if self.counting == DEFAULT else self.tuned
+
+    def values(self, point: str = "test") -> dict[int, float]:
+        """Returns the scores that count, by seed: of the clients' own models, or at another point, as test_global."""
+        return self.values_of(self.counted, point)
+
+    def values_of(self, runs: Runs, point: str = "test") -> dict[int, float]:
+        """Returns the scores of runs by seed."""
+        scores = {seed: run.score(self.metric, point) for seed, run in runs.items()}
         return {seed: value for seed, value in scores.items() if value is not None}
 
     @property
     def scores(self) -> Scores:
-        """Returns the scores of the chosen values with the partitions that they were measured on."""
-        return {seed: Score(value, self.tuned[seed].hashes.get("partition")) for seed, value in self.values().items()}
+        """Returns the scores that count with the partitions that they were measured on."""
+        runs = self.counted
+        return {seed: Score(value, runs[seed].hashes.get("partition")) for seed, value in self.values().items()}
 
     @property
     def judges(self) -> bool:
-        """Returns whether validation labels were read in training, or for predictions, with the chosen values."""
-        run = next(iter(self.tuned.values()), None)
+        """Returns whether validation labels were read in training, or for predictions, with the values that count."""
+        run = next(iter(self.counted.values()), None)
         return run is not None and judges(run.experiment)
 
 
@@ -118,7 +133,10 @@ class FamilyResult:
     @cached_property
     def judged_by_training(self) -> FamilyResult:
         """Returns the results in which rows that read validation labels in training judge by training nodes instead."""
-        cells = {key: replace(cell, tuned=cell.held_out or cell.tuned) for key, cell in self.cells.items()}
+        cells = {
+            key: replace(cell, default={}, tuned=cell.held_out) if cell.held_out else cell
+            for key, cell in self.cells.items()
+        }
         return FamilyResult(self.name, self.family, cells)
 
     @cached_property

@@ -77,10 +77,16 @@ def run_tournament(
         if run:
             tell = logged(out, sum(map(planned_of, trials.values())), report)
             stopped = run_all_trials(trials, out, jobs, deadline, tell)
-        finals = {name: plan_finals(entry, out / name) for name, entry in trials.items() if labels_over(entry)}
-        if run and not stopped:
-            outcome = run_until(finals, out, jobs, deadline, tell)
-            stopped, failures = outcome.stopped, outcome.failures
+        over = {name: entry for name, entry in trials.items() if labels_over(entry)}
+        finals = {name: plan_finals(entry, out / name) for name, entry in over.items()}
+        for again in (False, True):  # what runs again has the values that turned out to be better
+            if again:
+                finals = {name: plan_finals(entry, out / name, finals[name]) for name, entry in over.items()}
+            if run and not stopped:
+                outcome = run_until(finals, out, jobs, deadline, tell)
+                stopped, failures = outcome.stopped, {**failures, **outcome.failures}
+            for entry in finals.values():
+                entry.read()
         for name, entry in finals.items():
             tuning = entry.collect(out / name, Outcome(), stopped=stopped)
             if not trials[name].left:
@@ -95,15 +101,18 @@ def labels_over(trials: Trials) -> list[str]:
     return [label for label, study in trials.studies.items() if len(study.history) >= trials.design.trials]
 
 
-def plan_finals(trials: Trials, folder: Path) -> Finals:
-    """Returns the runs at the end of the methods whose trials are over."""
+def plan_finals(trials: Trials, folder: Path, before: Finals | None = None) -> Finals:
+    """Returns the runs at the end of the methods whose trials are over: those with the default and the chosen values,
+    and after them (`before`) also what runs once more with the better of both."""
     over = labels_over(trials)
     subjects, studies = (
         {label: trials.subjects[label] for label in over},
         {label: trials.studies[label] for label in over},
     )
     trials = replace(trials, subjects=subjects, studies=studies)
-    return Finals(trials, folder, importance=False, brief=True, again=HELD_OUT)
+    counting = {label: before.better(label) for label in over} if before else None
+    again = HELD_OUT if before else None
+    return Finals(trials, folder, importance=False, brief=True, again=again, counting=counting)
 
 
 def begin_folder(out: Path) -> None:

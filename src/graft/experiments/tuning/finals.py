@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from graft.experiments.comparison.finished_runs import FinishedRun
@@ -17,6 +18,7 @@ from graft.experiments.sweep.sweep import run_folder
 from graft.experiments.tuning.space import describe_space, with_values
 from graft.experiments.tuning.trials import Trials, best_of
 from graft.experiments.tuning.tuning import Tuning
+from graft.federation.metric_names import METRICS
 
 DEFAULT, TUNED = "default", "tuned"  # with the values of the default, and with the chosen ones
 
@@ -48,12 +50,20 @@ class Finals:
     """The runs at the end: the default and the chosen values of every method, with seeds that no trial used."""
 
     def __init__(
-        self, trials: Trials, folder: Path, *, importance: bool = True, brief: bool = False, again: Again | None = None
+        self,
+        trials: Trials,
+        folder: Path,
+        *,
+        importance: bool = True,
+        brief: bool = False,
+        again: Again | None = None,
+        counting: Mapping[str, str] | None = None,
     ) -> None:
         """Plans the runs; `importance` is whether the share of each field in the scores is looked for, and `brief`
-        whether the record of a run is one small file, without its rounds."""
+        whether the record of a run is one small file, without its rounds. What runs `again` has by `counting` the
+        values that count, of each method."""
         self.importance = importance  # which takes longer than all else here
-        self.again = again
+        self.again, self.counting = again, counting or {}
         self.design, self.subjects, self.studies = trials.design, trials.subjects, trials.studies
         self.histories = {label: study.history for label, study in self.studies.items()}
         self.best = {label: best_of(self.histories[label], study.higher) for label, study in self.studies.items()}
@@ -78,15 +88,17 @@ class Finals:
     def kinds(self, label: str) -> list[str]:
         """Returns with which values a method runs at the end."""
         kinds = [DEFAULT, TUNED]
-        if self.again and self.again.wanted(asdict(resolve(self.variant(label, TUNED, self.design.seeds[0]))[0])):
-            kinds.append(self.again.name)
+        if self.again:
+            counting = self.variant(label, self.counting.get(label, TUNED), self.design.seeds[0])
+            kinds += [self.again.name] if self.again.wanted(asdict(resolve(counting)[0])) else []
         return kinds
 
     def variant(self, label: str, values: str, seed: int) -> dict[str, Any]:
         """Returns the values of an experiment: those of the default, or with the chosen ones, perhaps again."""
-        best = self.best[label]
+        best, changes = self.best[label], dict[str, Any]()
+        if self.again and values == self.again.name:
+            values, changes = self.counting.get(label, TUNED), dict(self.again.changes)
         params = best["params"] if best and values != DEFAULT and best["trial"] else {}
-        changes = self.again.changes if self.again and values == self.again.name else {}
         return with_values({**self.subjects[label].candidate.variant, **changes, "seed": seed}, params)
 
     @property
@@ -114,6 +126,10 @@ class Finals:
         """Returns the finished runs of a method by seed, once they were read."""
         keys = {final.seed: key for final, key in self.keys.items() if final[:2] == (label, values)}
         return {seed: self.finished[key] for seed, key in keys.items() if key in self.finished}
+
+    def better(self, label: str) -> str:
+        """Returns which values of a method are better by `better_values`, as far as the runs are finished."""
+        return better_values(self.cell(label, DEFAULT), self.cell(label, TUNED), self.subjects[label].metric)
 
     def collect(self, out: Path | None, outcome: Outcome, *, stopped: bool) -> Tuning:
         """Returns what was found out so far."""
@@ -161,6 +177,18 @@ class Finals:
         name = "test_global" if subject.experiment.score == "global" else "test"
         runs = self.cell(label, values)
         return {str(seed): run.score(subject.metric, name) for seed, run in runs.items()} or None
+
+
+def better_values(default: Mapping[int, FinishedRun], tuned: Mapping[int, FinishedRun], metric: str) -> str:
+    """Returns which values are better on the validation nodes of the seeds at the end, of equal ones the default's.
+
+    One seed of trials can choose values that suit it alone. What is not finished with both is not judged.
+    """
+    scores = [[run.score(metric, "validation") for run in runs.values()] for runs in (default, tuned)]
+    if not tuned or default.keys() != tuned.keys() or None in scores[0] + scores[1]:
+        return TUNED
+    by_default, chosen = (METRICS[metric].sign * fmean(score or 0.0 for score in values) for values in scores)
+    return DEFAULT if by_default >= chosen else TUNED
 
 
 def experiment_key(variant: Mapping[str, Any]) -> str:
