@@ -118,6 +118,16 @@ def test_small_entries_of_masks_are_gone_in_predictions_and_there_in_training():
     assert not torch.equal(loss, fleet.label_loss(method.personal(fleet)))
 
 
+def test_predictions_leave_masks_and_weights_as_they_are():
+    method = FedPUB(mask_penalty=0.5)
+    fleet = started(method)
+    fleet.state.masks = map_tree(lambda leaf: torch.linspace(-1, 1, leaf.numel()).view(leaf.shape), fleet.state.masks)
+    before = map_tree(torch.clone, Tree(model=fleet.state.model, masks=fleet.state.masks))
+    wanted = masked(fleet.state.model, method.pruned(fleet.state.masks))
+    assert same(method.personal(fleet), wanted)
+    assert same(Tree(model=fleet.state.model, masks=fleet.state.masks), before)
+
+
 def gradients(method, fleet, shift=0.0):
     """Gradients of masks and weights, where weights have moved by so much from those that were received."""
     received = fleet.state.model

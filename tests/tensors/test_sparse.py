@@ -259,6 +259,29 @@ def test_attention_never_makes_anything_of_edges_by_width():
     assert peak_of(lambda: gather_rows(graph, width)) >= too_much
 
 
+@pytest.mark.parametrize(("nodes", "inputs", "outputs"), [(500, 133, 64), (7, 20, 3), (1, 5, 1), (9, 0, 4), (0, 3, 4)])
+def test_one_matrix_times_the_weights_of_all_clients_is_every_product_alone(nodes, inputs, outputs):
+    generator = torch.Generator().manual_seed(0)
+    single, weight = torch.randn(nodes, inputs, generator=generator), torch.randn(3, outputs, inputs).mT
+    with torch.no_grad():
+        together = stacked_product(single.expand(3, -1, -1), weight)
+    assert together.shape == (3, nodes, outputs)
+    torch.testing.assert_close(together, torch.stack([single @ own for own in weight]), atol=1e-4, rtol=1e-5)
+    leaf = weight.clone().requires_grad_()
+    product = stacked_product(single.expand(3, -1, -1), leaf)
+    torch.testing.assert_close(product.detach(), together, atol=1e-4, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(product.sum(), leaf)
+    torch.testing.assert_close(gradient, single.sum(0).view(1, -1, 1).expand_as(weight), atol=1e-4, rtol=1e-5)
+
+
+def test_where_there_is_no_onednn_one_matrix_is_multiplied_all_the_same(monkeypatch):
+    single, weight = torch.randn(6, 5), torch.randn(3, 5, 20)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr("graft.tensors.sparse.shared_product", None)
+    with torch.no_grad():
+        torch.testing.assert_close(stacked_product(single.expand(3, -1, -1), weight), single @ weight)
+
+
 @pytest.mark.parametrize("outputs", [1, 7, 15, 16, 40])
 @pytest.mark.parametrize("inputs", [3, 20])
 def test_products_of_any_width_and_their_gradients_are_plain_ones(inputs, outputs):

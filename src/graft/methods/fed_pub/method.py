@@ -141,7 +141,9 @@ class FedPUB(Method):
         return fleet.predict(self.personal(fleet), graph=fleet.caches[0][key]).embedding.mean(1)
 
     def personal(self, fleet: Fleet) -> Weights:
-        return masked(fleet.state.model, self.pruned(fleet.state.masks))
+        kept = dict(flatten(self.pruned(fleet.state.masks)))  # new tensors, in whose place the products may stand
+        model = flatten(fleet.state.model)
+        return unflatten({path: kept[path].mul_(leaf) if path in kept else leaf for path, leaf in model})
 
     def trained_models(self, clients: Clients, replies: Replies) -> Weights:
         if not self.masking:
