@@ -45,7 +45,8 @@ class FedKD(SeveralModels):
     }
     judges_unless: ClassVar = {"answer": ("mentor",)}
 
-    mentee: str = "gcn"  # architecture of the model that is sent
+    # Architecture of the model that is sent.
+    mentee: Annotated[str, Search(choices=("gcn", "sage", "sgc"))] = "gcn"
     # Weight of the mutual distillation; 0: no distillation.
     distil: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
     # Weight of the distance between the mentor's embedding and the mentee's, projected.
