@@ -64,6 +64,9 @@ class FML(SeveralModels):
     def averaged_model(self, server: Server) -> Model:
         return server.architecture(self.meme)
 
+    def second_model(self) -> str:
+        return self.meme
+
     def start_server(self, server: Server) -> None:
         server.state.meme = server.initial(self.averaged_model(server))
 

@@ -148,6 +148,9 @@ class FedGKC(SeveralModels):
     def averaged_model(self, server: Server) -> Model:
         return server.architecture(self.copilot)
 
+    def second_model(self) -> str:
+        return self.copilot
+
     def start_server(self, server: Server) -> None:
         model = self.averaged_model(server)
         server.state.copilot = server.initial(model)

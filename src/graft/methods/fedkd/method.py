@@ -72,6 +72,9 @@ class FedKD(SeveralModels):
         falling = replace(self, energy_start=1.0, energy_end=0.01)
         return [self, rising, falling, replace(self, compress=False)]
 
+    def second_model(self) -> str:
+        return self.mentee
+
     def start_server(self, server: Server) -> None:
         server.state.mentee = server.initial(server.architecture(self.mentee))
         server.state.current = torch.ones(server.clients, dtype=torch.bool)  # which clients have that very mentee

@@ -129,6 +129,9 @@ class TRUST(Method):
     def averaged_model(self, server: Server) -> Model:
         return server.architecture(self.proxy)
 
+    def second_model(self) -> str:
+        return self.proxy
+
     def start_server(self, server: Server) -> None:
         if self.w_wd:
             check_heads(server)
