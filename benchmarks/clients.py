@@ -24,7 +24,7 @@ from graft.federation.method import Method
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 
-CASES: dict[str, tuple[Method, str]] = {"fedavg": (FedAvg(), "gcn"), "fedgkc": (FedGKC(), "architectures")}
+CASES: dict[str, tuple[Method, str]] = {"fedavg": (FedAvg(), "gcn"), "fedgkc": (FedGKC(copilot="gcn"), "architectures")}
 
 
 class OwnModels(GraftSide):

@@ -78,7 +78,8 @@ def measure(name: str, device: torch.device, scale: float = 1.0, rounds: int = 1
     generated = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    side = five_architectures(graphs, device, FedGKC()) if name == "arxiv" else graft_fedavg(graphs, device)
+    method = FedGKC(copilot="gcn")  # as on docs/performance.md
+    side = five_architectures(graphs, device, method) if name == "arxiv" else graft_fedavg(graphs, device)
     row: dict[str, Any] = {
         "size": name,
         "scale": scale,

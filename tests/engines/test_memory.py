@@ -13,7 +13,7 @@ from graft.data.splits import split as split_nodes
 from graft.data.synthetic import generate
 from graft.engines.amounts import parse_memory
 from graft.engines.in_process import InProcess, plan_fleets
-from graft.engines.memory import Need, estimate, free_memory, mapped_zeros, parameters_of, plan
+from graft.engines.memory import Need, Parameters, count_parameters, estimate, free_memory, mapped_zeros, plan
 from graft.errors import InputError, MemoryWarning
 from graft.federation.clients import Request
 from graft.federation.fleet import group_clients
@@ -37,8 +37,9 @@ def sized_graphs(clients=6, nodes=300, features=32):
 
 
 def needs_of(setup):
+    parameters = count_parameters(setup)
     return [
-        estimate(graph, graph.nodes, model, parameters_of(model), setup.training)
+        estimate(graph, graph.nodes, model, parameters[model], setup.training)
         for graph, model in zip(setup.graphs, setup.models, strict=True)
     ]
 
@@ -99,12 +100,31 @@ def test_estimates_are_between_two_thirds_and_three_times_what_is_measured(metho
     assert 2 / 3 < estimated / measured < 3
 
 
+@pytest.mark.parametrize("copilot", ["gcn", "sage"])
+@pytest.mark.parametrize("models", ["gcn", "mlp", "architectures"])
+def test_estimates_count_a_second_model_of_another_architecture_where_features_are_many(models, copilot):
+    setup = toy_setup(FedGKC(copilot=copilot), models=models, graphs=sized_graphs(features=1400), width=64)
+    measured, estimated = peak_of(lambda: run_rounds(setup, rounds=2)), sum(map(sum, needs_of(setup)))
+    assert 0.75 < estimated / measured < 1.5
+
+
+def test_a_second_model_of_another_architecture_has_its_own_parameters():
+    def counts(method, models):
+        return list(count_parameters(toy_setup(method, models=models)).values())
+
+    (gcn,), (sage,) = counts(FedAvg(), "gcn"), counts(FedAvg(), "sage")
+    assert gcn.own < sage.own
+    assert gcn.second is sage.second is None
+    assert counts(FedGKC(copilot="sage"), "gcn,sage") == [Parameters(gcn.own, sage.own), sage]
+    assert counts(FedGKC(copilot="gcn"), "gcn,sage") == [gcn, Parameters(sage.own, gcn.own)]
+
+
 def test_estimates_grow_with_what_costs_memory():
     graph, other = sized_graphs(clients=2, nodes=300)[0], sized_graphs(clients=1, nodes=300, features=320)[0]
 
-    def need(graph=graph, nodes=300, parameters=10, models="gcn", **training):
+    def need(graph=graph, nodes=300, parameters=10, second=None, models="gcn", **training):
         model = toy_setup(FedAvg(), models=models, graphs=[graph]).models[0]
-        return estimate(graph, nodes, model, parameters, Training(**training))
+        return estimate(graph, nodes, model, Parameters(parameters, second), Training(**training))
 
     assert need(nodes=600).work == pytest.approx(2 * need().work, rel=0.1)
     assert need(models="gcn6").work > 2 * need().work
@@ -112,6 +132,10 @@ def test_estimates_grow_with_what_costs_memory():
     assert need(other).data - need().data == 8 * 300 * (320 - 32)  # as they are, and spread
     assert need(parameters=20).state == 2 * need().state
     assert need(optimizer="sgd").state * 3 == need().state  # no moments
+    assert need(second=20).state == 1.5 * need().state  # 10 and 20, not twice 10
+    assert need(second=20).work - need().work == 4 * 3 * 10
+    assert need(second=5).state == need().state  # never less than two of its own
+    assert need(other, second=20).data - need(second=20).data == 12 * 300 * (320 - 32)  # spread in two ways
 
 
 # Plans.
@@ -284,14 +308,21 @@ def test_a_second_model_looks_at_the_same_graph():
     before = fleet_graphs()
     one = run_rounds(toy_setup(FedAvg(), graphs=graphs), rounds=2).engine
     assert fleet_graphs() - before == 1
-    two = run_rounds(toy_setup(FedGKC(), graphs=graphs), rounds=2).engine
+    two = run_rounds(toy_setup(FedGKC(copilot="gcn"), graphs=graphs), rounds=2).engine
     assert fleet_graphs() - before == 2
     assert graph_bytes(one) == graph_bytes(two)
+    # A copilot of another architecture has its own way to propagate, of which values and products are kept besides.
+    other = run_rounds(toy_setup(FedGKC(copilot="sage"), graphs=graphs), rounds=2).engine
+    assert fleet_graphs() - before == 3
+    assert graph_bytes(two) < graph_bytes(other) < 1.5 * graph_bytes(two)
     # Clients of several architectures look at the same graph, and each kind at its part of it, mostly views.
-    mixed = run_rounds(toy_setup(FedGKC(), models="gcn,sage", graphs=graphs), rounds=2).engine
-    assert len(mixed.fleets) == 1
-    assert fleet_graphs() - before == 2 + 1 + 2
-    assert graph_bytes(mixed) < 1.75 * graph_bytes(two)
+    for copilot, alone in (("gcn", two), ("sage", other)):
+        count = fleet_graphs()
+        mixed = run_rounds(toy_setup(FedGKC(copilot=copilot), models="gcn,sage", graphs=graphs), rounds=2).engine
+        assert len(mixed.fleets) == 1
+        assert fleet_graphs() - count == 1 + 2
+        assert graph_bytes(mixed) < 1.75 * graph_bytes(alone)
+        del mixed
 
 
 @pytest.mark.parametrize("models", ["gcn", "gcn,sage"])

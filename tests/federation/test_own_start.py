@@ -90,7 +90,7 @@ def test_processes_and_workers_start_their_clients_alike(method):
 
 
 def test_what_travels_starts_alike_everywhere():
-    setup = toy_setup(FedGKC(answer="copilot"), own_start=True, **SEVERAL)
+    setup = toy_setup(FedGKC(copilot="gcn", answer="copilot"), own_start=True, **SEVERAL)
     server, states = Server.of(setup), InProcess(setup).state()
     for state in states.values():
         assert same(state.copilot, server.state.copilot)

@@ -32,7 +32,7 @@ from graft.engines.client_group import (
 )
 from graft.engines.failures import StepFailed, step_failed
 from graft.engines.fetching import fetch
-from graft.engines.memory import Plan, budget, estimate, mapped_zeros, parameters_of, plan
+from graft.engines.memory import Plan, budget, count_parameters, estimate, mapped_zeros, plan
 from graft.errors import MemoryWarning
 from graft.federation.clients import Replies, Request, Round, StepLosses, check_reply
 from graft.federation.fleet import Fleet, group_clients
@@ -247,7 +247,7 @@ def with_rows(chosen: list[int], values: Tensor, rows: Tensor) -> Tensor:
 def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
     """Returns which clients are a fleet, so that the memory there is suffices; warns where it does not."""
     padded = {client: max(setup.graphs[other].nodes for other in group) for group in groups for client in group}
-    parameters = {model: parameters_of(model) for model in set(setup.models)}
+    parameters = count_parameters(setup)
     needs = [
         estimate(graph, padded[client], model, parameters[model], setup.training)
         for client, (graph, model) in enumerate(zip(setup.graphs, setup.models, strict=True))

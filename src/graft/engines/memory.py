@@ -20,6 +20,7 @@ from torch import Tensor
 
 from graft.data.graphs import Graph
 from graft.errors import RunError
+from graft.federation.setup import Setup
 from graft.machine import free_ram, peak_ram
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
@@ -37,6 +38,13 @@ class Need(NamedTuple):
     data: int  # its graph, features and labels
     state: int  # what it keeps between steps
     work: int  # what a step makes while it trains the client
+
+
+class Parameters(NamedTuple):
+    """How many numbers the models have that a client trains."""
+
+    own: int
+    second: int | None = None  # those of a model beside it, where that has another architecture
 
 
 class Plan(NamedTuple):
@@ -61,26 +69,29 @@ def free_memory(device: torch.device) -> int:
     return free_ram()
 
 
-def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: Training) -> Need:
+def estimate(graph: Graph, nodes: int, model: Model, parameters: Parameters, training: Training) -> Need:
     """Returns what a client needs in a fleet whose clients are padded to so many nodes.
 
-    Two models are counted, as most methods that do more than average have a second one beside the client's own.
+    Two models are counted, as most methods that do more than average have a second one beside the client's own. It
+    counts as no smaller than that, since such methods keep more of it than its weights and moments.
     """
     entries = graph.edges.shape[1] + nodes  # of A + I
-    # Dense features are there twice: as they are, and propagated.
-    features = 8 * nodes * graph.features if isinstance(graph.x, np.ndarray) else 32 * graph.x.nnz
+    # Dense features are there as they are, and propagated: once more for a model that propagates them otherwise.
+    dense = 8 if parameters.second is None else 12
+    features = dense * nodes * graph.features if isinstance(graph.x, np.ndarray) else 32 * graph.x.nnz
     train_share = 0.0 if graph.train is None else float(graph.train.mean())  # whose rows are kept apart too
     weight = 0 if graph.weights is None else 8  # of an edge, in A and in A + I; of a head, and its logarithm
     # Of an entry its column, its row, its value and its position.
     data = features + int((40 + weight) * entries * (1 + train_share)) + 24 * nodes
     moments = 2 if training.optimizer == "adam" and training.optimizer_state == "persistent" else 0
-    state = 4 * 2 * parameters * (1 + moments)
+    both = parameters.own + max(parameters.own, parameters.second or 0)
+    state = 4 * both * (1 + moments)
     width, layers = (model.width, model.hidden) if isinstance(model, LayeredModel) else (64, 2)
     heads = model.heads if isinstance(model, GAT) else 0
     # A layer keeps its output, a dropout mask, their product and one more; four live while one is worked out.
     activations = 4 * nodes * (width * (4 * layers + 4) + 6 * graph.classes)
     attention = heads * entries * (40 + weight + 8 * layers)  # the pattern head by head, and numbers for every edge
-    weights = 4 * 2 * parameters * 3  # as they train, their gradients, and a copy on the way
+    weights = 4 * both * 3  # as they train, their gradients, and a copy on the way
     if training.batches > 1:  # which are further graphs, and smaller ones
         data *= 2
         activations, attention = (int(size * max(SCORING, 1 / training.batches)) for size in (activations, attention))
@@ -89,6 +100,14 @@ def estimate(graph: Graph, nodes: int, model: Model, parameters: int, training: 
 
 def parameters_of(model: Model) -> int:
     return sum(leaf.numel() for _, leaf in flatten(model.start(torch.Generator())))
+
+
+def count_parameters(setup: Setup) -> dict[Model, Parameters]:
+    """Returns how many numbers clients of every architecture of a federation train."""
+    name = setup.method.second_model()
+    second = setup.architecture(name) if name else None
+    size = parameters_of(second) if second else None
+    return {model: Parameters(parameters_of(model), None if model == second else size) for model in setup.architectures}
 
 
 def plan(groups: Sequence[list[int]], needs: Sequence[Need], budget: int, participation: float) -> Plan:

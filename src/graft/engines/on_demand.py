@@ -10,7 +10,7 @@ from graft.data.graphs import Graph
 from graft.engines.client_group import select_fields
 from graft.engines.fetching import fetch
 from graft.engines.in_process import InProcess
-from graft.engines.memory import budget, estimate, parameters_of
+from graft.engines.memory import budget, count_parameters, estimate
 from graft.engines.state_files import StateFiles
 from graft.federation.clients import Replies, Request, Round, StepLosses
 from graft.federation.method import find_step
@@ -31,7 +31,7 @@ class OnDemand:
     def __init__(self, setup: Setup) -> None:
         self._setup = replace(setup, capture=False)  # a fleet is asked a few times at most
         self._positions = None if setup.numbers is None else {n: p for p, n in enumerate(setup.numbers)}
-        self._parameters = {model: parameters_of(model) for model in setup.architectures}
+        self._parameters = count_parameters(setup)
         memory = budget(setup.device) if setup.memory is None else setup.memory
         self._room = RESIDENT_SHARE * memory
         self._here: InProcess | None = None

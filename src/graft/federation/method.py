@@ -156,6 +156,13 @@ class Method:
         """Returns the architecture whose weights, all or some, the `averaged` branch holds."""
         return server.models[0]
 
+    def second_model(self) -> str | None:
+        """Returns the architecture of a model that clients train beside their own, by name, where there is one.
+
+        Nothing but estimates of memory and the like depend on it.
+        """
+        return None
+
     def place(self, federation: FederationData) -> Placement:
         """Returns the graphs to train on: every client's own, scored as they were before any perturbation."""
         return Placement(federation.clients, None if federation.clean is None else federation.clean.clients)

@@ -44,7 +44,8 @@ class FML(SeveralModels):
     alpha: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
     # Share of the labels in the meme's loss, beside distillation.
     beta: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
-    meme: str = "gcn"  # architecture of the model that is sent
+    # Architecture of the model that is sent.
+    meme: Annotated[str, Search(choices=("gcn", "sage", "sgc"))] = "gcn"
     # Softens the predictions of local model and meme where they are compared.
     temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
     # Where local model and meme are compared: on training nodes, or on all nodes of the client.
@@ -62,6 +63,9 @@ class FML(SeveralModels):
 
     def averaged_model(self, server: Server) -> Model:
         return server.architecture(self.meme)
+
+    def second_model(self) -> str:
+        return self.meme
 
     def start_server(self, server: Server) -> None:
         server.state.meme = server.initial(self.averaged_model(server))

@@ -42,6 +42,19 @@ def test_only_references_search_their_architecture():
     assert set(spaces["local"]) == set(spaces["fedavg"]) == set(SHARED)
 
 
+def test_all_rows_whose_clients_send_a_model_beside_their_own_search_its_architecture():
+    fields = {"fedgkc": "copilot", "fedgkc_paper": "copilot", "fml": "meme", "fedkd": "mentee", "trust": "proxy"}
+    (event,) = plan_events(["architectures"], ["cora"])
+    searched = {}
+    for candidate in event.design.candidates():
+        if field := fields.get(candidate.variant["method"]):
+            searched[candidate.label] = set(candidate.space[field].choices)
+    common = {"gcn", "sage", "sgc"}
+    rows = ("fedgkc", "fedgkc-paper", "fml", "fml-all", "fedkd", "fedkd-all")
+    assert {row: searched[row] for row in rows} == dict.fromkeys(rows, common)
+    assert searched["trust"] == {*common, "gcn3"}  # its own default
+
+
 def test_variant_keeps_what_makes_it_one():
     (event,) = plan_events(["played"], ["toy-a"], ["all", "train"])
     everything, training = event.design.candidates()

@@ -24,6 +24,8 @@ from graft.federation.plug import takes_plugs
 from graft.fields import Search, search_spaces
 from graft.methods import METHODS, PLUGS
 from graft.models import build_model
+from graft.tensors.trees import flatten
+from tests.toy import run_rounds, toy_setup
 
 SERVER = {"server_rate", "server_momentum", "server_tau"}  # searched where the server has an optimiser that reads them
 TRAINING = {"dropout", "epochs", "optimizer", "learning_rate", "weight_decay", "optimizer_state", *SERVER}
@@ -78,6 +80,20 @@ def test_references_search_architecture_depth_and_width_and_no_other_method_does
         for width in space["width"].choices:
             for head in ("linear", "conv"):
                 build_model(model, 5, 3, width=width, head=head)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("fedgkc", "copilot"), ("fml", "meme"), ("fedkd", "mentee"), ("trust", "proxy")]
+)
+def test_all_architectures_that_are_tried_for_a_model_that_travels_train(name, field):
+    space = declared_space(name)[field]
+    assert {"gcn", "sage", "sgc"} <= set(space.choices)
+    assert getattr(METHODS[name](), field) in space.choices
+    for choice in space.choices:
+        method = make_method(name, {field: choice})
+        assert method.second_model() == choice
+        finished = run_rounds(toy_setup(method, models="gcn,gat"), rounds=2)
+        assert all(leaf.isfinite().all() for client in range(3) for _, leaf in flatten(finished.client(client)))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.toy import gap, run_rounds, same, toy_setup
 
 ANSWERS = ("local", "copilot", "mean", "best")
 LABELS_ALONE = {"alpha": 1.0, "beta": 0.0, "kama": False, "gate": False}
+COPILOT = FedGKC().copilot  # its architecture, another than that of the clients' own models here
 
 
 def finished(method, rounds=3, models="gcn", **settings):
@@ -24,7 +25,7 @@ def finished(method, rounds=3, models="gcn", **settings):
 def test_with_labels_alone_a_corrected_copilot_is_feddcs_model(participation):
     settings = {"participation": participation, "dropout": 0.0}
     ours = finished(FedGKC(**LABELS_ALONE, pull=0.1), **settings)
-    wanted = finished(FedDC(alpha=0.1, correction="off", average="votes"), **settings)
+    wanted = finished(FedDC(alpha=0.1, correction="off", average="votes"), models=COPILOT, **settings)
     assert gap(ours.server.state.copilot, wanted.server.state.model) < 1e-5
     assert gap(ours.server.state.drift, wanted.server.state.drift) < 1e-5
     assert gap(finished(FedGKC(**LABELS_ALONE), **settings).server.state.copilot, wanted.server.state.model) > 1e-3
@@ -33,14 +34,14 @@ def test_with_labels_alone_a_corrected_copilot_is_feddcs_model(participation):
 def test_the_copilot_has_an_optimiser_of_its_own():
     own = {"copilot_optimizer": "momentum", "copilot_learning_rate": 0.05}
     ours = finished(FedGKC(**LABELS_ALONE, **own))
-    momentum = finished(FedAvg(), optimizer="momentum", learning_rate=0.05)
+    momentum = finished(FedAvg(), models=COPILOT, optimizer="momentum", learning_rate=0.05)
     assert gap(ours.server.state.copilot, momentum.server.state.model) < 1e-5
     assert gap(ours.client(0).model, finished(Local()).client(0).model) < 1e-5  # Adam, as the experiment has it
     assert gap(finished(FedGKC(**LABELS_ALONE)).server.state.copilot, momentum.server.state.model) > 1e-3
 
 
 def test_a_copilot_that_stays_trains_alone_and_is_not_sent():
-    ours, local = finished(FedGKCAlone(**LABELS_ALONE)), finished(Local())
+    ours, local = finished(FedGKCAlone(**LABELS_ALONE)), finished(Local(), models=COPILOT)
     for client in range(3):
         assert gap(ours.client(client).copilot, local.client(client).model) < 1e-5
     assert ours.traffic.down == 0
@@ -59,7 +60,7 @@ def test_nothing_more_is_kept_where_the_local_model_answers():
 
 def test_who_answers_changes_nothing_in_training():
     models = {
-        answer: run_rounds(toy_setup(FedGKC(answer=answer), models="sage"), rounds=2).client(0).model
+        answer: run_rounds(toy_setup(FedGKC(answer=answer), models="gcn"), rounds=2).client(0).model
         for answer in ANSWERS
     }
     assert all(same(model, models["local"]) for model in models.values())
@@ -72,7 +73,7 @@ def test_models_answer_alone_or_together(answer):
     local = fleet.predict(fleet.state.model).logits.softmax(2)
     copilot = local
     if answer != "local":
-        copilot = fleet.predict(fleet.state.copilot, fleet.architecture("gcn")).logits.softmax(2)
+        copilot = fleet.predict(fleet.state.copilot, fleet.architecture(method.copilot)).logits.softmax(2)
         assert not torch.allclose(local, copilot, atol=1e-3)
     expected = {"local": local, "copilot": copilot, "mean": (local + copilot) / 2}[answer]
     assert torch.allclose(method.logits(fleet).softmax(2), expected, atol=1e-6)
@@ -80,7 +81,7 @@ def test_models_answer_alone_or_together(answer):
 
 def prepared(method):
     """Returns all clients with the state that they have after two rounds."""
-    finished = run_rounds(toy_setup(method, models="sage"), rounds=2)
+    finished = run_rounds(toy_setup(method, models="gcn"), rounds=2)
     (fleet,) = finished.engine.fleets
     return fleet
 

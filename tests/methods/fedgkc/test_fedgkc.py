@@ -122,10 +122,11 @@ def test_knowledge_is_that_of_the_copilot_that_is_sent(schedule):
     method = FedGKC(schedule=schedule)
     setup = toy_setup(method, models="gcn,sage")
     engine = InProcess(setup)
-    start = initial_weights(setup.architecture("gcn"), setup.seed)
+    start = initial_weights(setup.architecture(method.copilot), setup.seed)
     reply = engine.ask(Request("train", 1, [0, 1, 2], start))
     fleet = setup.fleet([0, 1, 2])
-    strength, clarity, _ = method.knowledge(fleet, fleet.predict(reply.copilot, fleet.architecture("gcn")).logits)
+    logits = fleet.predict(reply.copilot, fleet.architecture(method.copilot)).logits
+    strength, clarity, _ = method.knowledge(fleet, logits)
     assert gap(reply.strength, strength) < 1e-6
     assert gap(reply.clarity, clarity) < 1e-6
 
@@ -253,16 +254,18 @@ def test_an_open_gate_is_no_gate(monkeypatch):
 
 def test_the_default_copilots_follow_fedavg():
     """Labels alone, whatever their weight: with plain SGD at a learning rate to match, exactly FedAvg's copilots."""
-    settings = {"models": "gcn", "optimizer": "sgd", "weight_decay": 0.0}
-    ours = run_rounds(toy_setup(FedGKC(kama=False, alpha=1.0), learning_rate=0.1, **settings), rounds=3)
-    average = run_rounds(toy_setup(FedAvg(), learning_rate=0.1, **settings), rounds=3)
+    method = FedGKC(kama=False, alpha=1.0)
+    settings = {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.0}
+    ours = run_rounds(toy_setup(method, models="gcn", **settings), rounds=3)
+    average = run_rounds(toy_setup(FedAvg(), models=method.copilot, **settings), rounds=3)
     assert gap(ours.server.state.copilot, average.server.state.model) < 1e-6
 
 
 def test_the_paper_is_one_name_away():
     usual, paper = FedGKC(), FedGKCPaper()
     differ = {field.name for field in fields(usual) if getattr(usual, field.name) != getattr(paper, field.name)}
-    assert differ == {"beta", "feedback", "gate", "schedule", "self_weight", "teacher", "answer"}
+    assert differ == {"copilot", "beta", "feedback", "gate", "schedule", "self_weight", "teacher", "answer"}
     assert (paper.alpha, paper.beta, paper.feedback, paper.gate, paper.self_weight) == (0.6, 0.2, 1.0, False, 1.0)
+    assert (usual.copilot, paper.copilot) == ("sage", "gcn")
     assert (usual.schedule, paper.schedule) == ("copilot_first", "local_first")
     assert (usual.teacher, paper.teacher) == ("received", "copilot")

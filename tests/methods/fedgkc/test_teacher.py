@@ -18,24 +18,25 @@ TEACHERS = ("copilot", "received", "mean", "best")
 SCHEDULES = ("copilot_first", "local_first", "simultaneous", "block")
 every_other_teacher = pytest.mark.parametrize("teacher", TEACHERS[1:])
 OPEN = {"gate": False}
+COPILOT = FedGKC().copilot  # its architecture, another than that of the clients' own models here
 
 
 def model_after(method, rounds=1, **settings):
-    return run_rounds(toy_setup(method, **{"models": "sage", **settings}), rounds=rounds).client(0).model
+    return run_rounds(toy_setup(method, **{"models": "gcn", **settings}), rounds=rounds).client(0).model
 
 
 def received_by(fleet):
     """What a copilot of other weights than the one in training predicts, with dropout off."""
-    copilot = random_weights(fleet.architecture("gcn"), len(fleet.clients), seed=3)
-    return copilot, fleet.predict(copilot, fleet.architecture("gcn"))
+    copilot = random_weights(fleet.architecture(COPILOT), len(fleet.clients), seed=3)
+    return copilot, fleet.predict(copilot, fleet.architecture(COPILOT))
 
 
 @pytest.mark.parametrize("teacher", TEACHERS)
 def test_the_local_model_learns_from_the_teacher_that_is_named(teacher):
     method = FedGKC(teacher=teacher, beta=0.1, **OPEN)
-    fleet, models = fleet_of(method, "sage", dropout=0.5)
+    fleet, models = fleet_of(method, "gcn", dropout=0.5)
     before = None if teacher == "copilot" else received_by(fleet)[1]
-    trained = fleet.predict(models.copilot, fleet.architecture("gcn"))
+    trained = fleet.predict(models.copilot, fleet.architecture(COPILOT))
     expected = {"copilot": trained, "received": before}.get(teacher)
     expected = expected or best_or_mean(fleet, trained, before, best=teacher == "best")
     fleet = fleet.for_call(1, "train")
@@ -54,7 +55,7 @@ def test_the_local_model_learns_from_the_teacher_that_is_named(teacher):
 @every_other_teacher
 def test_no_gradient_reaches_any_teacher(teacher):
     method = FedGKC(teacher=teacher, beta=0.1, **OPEN)
-    fleet, models = fleet_of(method, "sage")
+    fleet, models = fleet_of(method, "gcn")
     received, of_received = trained_tree(received_by(fleet)[0])
     copilot, of_copilot = trained_tree(models.copilot)
     model, of_model = trained_tree(models.model)
@@ -67,8 +68,8 @@ def test_no_gradient_reaches_any_teacher(teacher):
 
 
 def test_the_mean_teacher_is_the_mean_of_probabilities_and_of_embeddings():
-    fleet, models = fleet_of(FedGKC(), "sage")
-    first, second = fleet.predict(models.copilot, fleet.architecture("gcn")), received_by(fleet)[1]
+    fleet, models = fleet_of(FedGKC(), "gcn")
+    first, second = fleet.predict(models.copilot, fleet.architecture(COPILOT)), received_by(fleet)[1]
     mean = best_or_mean(fleet, first, second, best=False)
     torch.testing.assert_close(mean.logits.softmax(2), (first.logits.softmax(2) + second.logits.softmax(2)) / 2)
     torch.testing.assert_close(mean.embedding, (first.embedding + second.embedding) / 2)
@@ -129,14 +130,14 @@ def test_before_the_copilot_has_taken_a_step_all_teachers_are_one():
 @every_other_teacher
 def test_a_gate_listens_to_the_teacher_that_is_named(teacher, monkeypatch):
     heard, method = [], FedGKC(teacher=teacher)
-    fleet, models = fleet_of(method, "sage")
+    fleet, models = fleet_of(method, "gcn")
     before = received_by(fleet)[1]
     monkeypatch.setattr(
         "graft.methods.fedgkc.method.no_worse",
         lambda fleet, teacher, student: heard.append(teacher) or torch.zeros(len(fleet.clients)),  # noqa: ARG005
     )
     terms = method.local_terms(fleet, models, before)
-    trained = fleet.predict(models.copilot, fleet.architecture("gcn"))
+    trained = fleet.predict(models.copilot, fleet.architecture(COPILOT))
     wanted = before if teacher == "received" else best_or_mean(fleet, trained, before, best=teacher == "best")
     torch.testing.assert_close(heard[0].logits, wanted.logits)
     assert not torch.allclose(heard[0].logits, trained.logits)
@@ -146,16 +147,16 @@ def test_a_gate_listens_to_the_teacher_that_is_named(teacher, monkeypatch):
 @every_other_teacher
 def test_in_batches_a_received_copilot_teaches_what_it_predicts_on_the_whole_graph(teacher):
     method = FedGKC(teacher=teacher, **OPEN)
-    fleet, models = fleet_of(method, "sage", graphs=toy_graphs(sizes=(41, 30, 23)), batches=3)
+    fleet, models = fleet_of(method, "gcn", graphs=toy_graphs(sizes=(41, 30, 23)), batches=3)
     received, before = received_by(fleet)
     batch = fleet.on(fleet.cut_batches()[0])
     taught = method.teaching(batch, models.copilot, before)
     there = Output(*map(batch.at_nodes, before))
-    trained = batch.predict(models.copilot, batch.architecture("gcn"))
+    trained = batch.predict(models.copilot, batch.architecture(COPILOT))
     wanted = there if teacher == "received" else best_or_mean(batch, trained, there, best=teacher == "best")
     assert taught.logits.shape[:2] == batch.graph.real.shape
     torch.testing.assert_close(taught.logits, wanted.logits)
-    cut = batch.predict(received, batch.architecture("gcn")).logits  # where edges between batches are missing
+    cut = batch.predict(received, batch.architecture(COPILOT)).logits  # where edges between batches are missing
     real = batch.graph.real
     assert not torch.allclose(there.logits[real], cut[real], atol=1e-4)
 
@@ -164,10 +165,10 @@ def test_in_batches_a_received_copilot_teaches_what_it_predicts_on_the_whole_gra
 @every_other_teacher
 def test_knowledge_is_that_of_the_copilot_that_is_sent_whoever_teaches(teacher, schedule):
     method = FedGKC(teacher=teacher, schedule=schedule)
-    engine, replies = watched(toy_setup(method, models="sage"))
-    run_rounds(toy_setup(method, models="sage"), rounds=1, engine=engine)
+    engine, replies = watched(toy_setup(method, models="gcn"))
+    run_rounds(toy_setup(method, models="gcn"), rounds=1, engine=engine)
     fleet = engine.fleets[0]
-    logits = fleet.predict(replies[0].copilot, fleet.architecture("gcn")).logits
+    logits = fleet.predict(replies[0].copilot, fleet.architecture(COPILOT)).logits
     strength, clarity, _ = method.knowledge(fleet, logits)
     assert gap(replies[0].strength, strength) < 1e-6
     assert gap(replies[0].clarity, clarity) < 1e-6
@@ -205,8 +206,8 @@ def test_in_batches_a_fleet_equals_its_clients_and_a_session_can_be_resumed(teac
 
 def test_a_temperature_softens_both_and_keeps_the_size_of_the_gradient():
     method = FedGKC(temperature=2.0, feedback=1.0, alpha=0.5, **OPEN)
-    fleet, models = fleet_of(method, "sage")
-    local, copilot = (fleet.predict(models.model), fleet.predict(models.copilot, fleet.architecture("gcn")))
+    fleet, models = fleet_of(method, "gcn")
+    local, copilot = (fleet.predict(models.model), fleet.predict(models.copilot, fleet.architecture(COPILOT)))
     for terms, teacher, student in (
         (method.local_terms, copilot, local),
         (method.copilot_terms, local, copilot),

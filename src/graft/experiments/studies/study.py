@@ -32,7 +32,8 @@ COSTS: tuple[Measure, ...] = ("milliseconds", "megabytes", "memory")  # no row i
 # How all studies train where they say nothing else: as when their results were made. Experiments have other defaults.
 COMMON = {"optimizer": "adam", "learning_rate": 0.01, "clip_norm": 0.0, "feature_norm": 0.0}
 # Values that defaults of methods had then.
-EARLIER = {name: {"alpha": 0.8, "teacher": "copilot", "answer": "local"} for name in ("fedgkc", "fedgkc_alone")}
+FEDGKC_THEN = {"copilot": "gcn", "alpha": 0.8, "teacher": "copilot", "answer": "local"}
+EARLIER = dict.fromkeys(("fedgkc", "fedgkc_alone"), FEDGKC_THEN)
 ARXIV = {"ogbn-arxiv": {"split": "60/20/20"}}  # the papers' split of the one dataset that is not cut 20/40/40
 
 

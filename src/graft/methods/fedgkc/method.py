@@ -86,7 +86,8 @@ class FedGKC(SeveralModels):
         "answer": ("local", "copilot", "mean"),
     }
 
-    copilot: str = "gcn"  # architecture of the travelling model
+    # Architecture of the travelling model.
+    copilot: Annotated[str, Search(choices=("gcn", "sage", "sgc"))] = "sage"
     alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.6  # weight of the labels in both losses
     # Weight of the neighbourhood distillation; the rest, 1 - alpha - beta, is for the predictions.
     beta: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0
@@ -146,6 +147,9 @@ class FedGKC(SeveralModels):
 
     def averaged_model(self, server: Server) -> Model:
         return server.architecture(self.copilot)
+
+    def second_model(self) -> str:
+        return self.copilot
 
     def start_server(self, server: Server) -> None:
         model = self.averaged_model(server)

@@ -13,6 +13,7 @@ from graft.methods.fedgkc.method import Answer, FedGKC, Schedule, Teacher
 class FedGKCPaper(FedGKC):
     """FedGKC as published: both models always teach each other, by neighbourhoods and predictions, and two views."""
 
+    copilot: str = "gcn"
     alpha: float = 0.6
     beta: float = 0.2
     feedback: Annotated[float, Search()] = 1.0

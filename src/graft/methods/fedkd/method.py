@@ -45,7 +45,8 @@ class FedKD(SeveralModels):
     }
     judges_unless: ClassVar = {"answer": ("mentor",)}
 
-    mentee: str = "gcn"  # architecture of the model that is sent
+    # Architecture of the model that is sent.
+    mentee: Annotated[str, Search(choices=("gcn", "sage", "sgc"))] = "gcn"
     # Weight of the mutual distillation; 0: no distillation.
     distil: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
     # Weight of the distance between the mentor's embedding and the mentee's, projected.
@@ -70,6 +71,9 @@ class FedKD(SeveralModels):
         rising = replace(self, energy_start=0.01, energy_end=1.0)
         falling = replace(self, energy_start=1.0, energy_end=0.01)
         return [self, rising, falling, replace(self, compress=False)]
+
+    def second_model(self) -> str:
+        return self.mentee
 
     def start_server(self, server: Server) -> None:
         server.state.mentee = server.initial(server.architecture(self.mentee))

@@ -82,7 +82,8 @@ class TRUST(Method):
     logged: ClassVar[tuple[str, ...]] = ("train/agreement",)
     judges_unless: ClassVar = {"calibrate": ("train",)}
 
-    proxy: str = "gcn3"  # architecture of the model that is sent
+    # Architecture of the model that is sent.
+    proxy: Annotated[str, Search(choices=("gcn3", "gcn", "sage", "sgc"))] = "gcn3"
     # Weight of the divergence of predictions in the proxy's loss, over the nodes that are taught.
     w_kl: Annotated[float, Ge(0), Search(0.001, 1.0, log=True)] = 0.01
     # Weight of the transport between predictions in the proxy's loss; 0 needs no linear head.
@@ -127,6 +128,9 @@ class TRUST(Method):
 
     def averaged_model(self, server: Server) -> Model:
         return server.architecture(self.proxy)
+
+    def second_model(self) -> str:
+        return self.proxy
 
     def start_server(self, server: Server) -> None:
         if self.w_wd:
