@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Le
 from graft.federation.fleet import Nodes
 from graft.federation.method import Held, step
 from graft.federation.reveals import MODEL, VOTE
+from graft.federation.several_models import OWN, SeveralModels
 from graft.fields import Search
-from graft.methods.several_models import OWN, SeveralModels
 from graft.tensors.trees import Tree, Weights, map_tree
 from graft.training.losses import divergence
 

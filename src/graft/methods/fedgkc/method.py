@@ -14,6 +14,7 @@ from torch import Tensor
 from graft.errors import InputError
 from graft.federation.method import Held, step
 from graft.federation.reveals import MODEL, NODES, Reveals
+from graft.federation.several_models import OWN, SeveralModels
 from graft.fields import Search
 from graft.methods.fedgkc.distillation import (
     VIEWS,
@@ -28,7 +29,6 @@ from graft.methods.fedgkc.distillation import (
 from graft.methods.fedgkc.knowledge import Knowledge, aggregation_shares, knowledge_of
 from graft.methods.fedppn import validated
 from graft.methods.scaffold import add_share, nothing
-from graft.methods.several_models import OWN, SeveralModels
 from graft.models.architecture import Output
 from graft.tensors.trees import Tree, Weights, add_update, difference, map_tree, squared_distance, trainable
 from graft.training.losses import divergence, log_softmax

@@ -12,9 +12,9 @@ from annotated_types import Ge, Gt, Le
 from graft.federation.fleet import Nodes
 from graft.federation.method import Held, step
 from graft.federation.reveals import VOTE, Reveals
+from graft.federation.several_models import OWN, SeveralModels
 from graft.fields import Search
 from graft.methods.fedkd.compression import apply_update, compress_leaf, rebuild_update
-from graft.methods.several_models import OWN, SeveralModels
 from graft.tensors.trees import Tree, Weights, map_tree, select_clients, stack, weighted_mean
 from graft.training.losses import divergence, mean_over
 
