@@ -100,7 +100,7 @@ def test_estimates_are_between_two_thirds_and_three_times_what_is_measured(metho
     assert 2 / 3 < estimated / measured < 3
 
 
-@pytest.mark.parametrize("copilot", ["gcn", "sage"])
+@pytest.mark.parametrize("copilot", ["gcn", "sage", "tag"])
 @pytest.mark.parametrize("models", ["gcn", "mlp", "architectures"])
 def test_estimates_count_a_second_model_of_another_architecture_where_features_are_many(models, copilot):
     setup = toy_setup(FedGKC(copilot=copilot), models=models, graphs=sized_graphs(features=1400), width=64)

@@ -42,8 +42,8 @@ def test_a_party_that_keeps_its_architecture_to_itself_finds_the_forms_of_the_se
     server = rehearse(Rehearsal(FedGKC(), "fedgkc", 5, 6, CLASSES))
     for model in ("gat", "gin3", "sgc", "mlp"):
         assert rehearse(Rehearsal(FedGKC(), "fedgkc", 5, 6, CLASSES, models=[model])) == server
-    # What has a row for every feature: a GraphSAGE's maps of the neighbours and of the node itself, a GCN's of both.
-    for copilot, maps in (("sage", ("neighbours", "own")), ("gcn", ("weight",))):
+    # What has a row for every feature: a TAG's maps of the node itself and of one and two steps, a GCN's of all in one.
+    for copilot, maps in (("tag", ("hop0", "hop1", "hop2")), ("gcn", ("weight",))):
         server, other = (rehearse(Rehearsal(FedGKC(copilot=copilot), "fedgkc", 5, f, CLASSES)) for f in (6, 7))
         assert sorted(differences(server, other)) == sorted(
             [f"step 'train': {part}layer0/{name}'" for part in ("message '", "reply 'copilot/") for name in maps]

@@ -16,7 +16,7 @@ from graft.training.optimizers import Training
 from tests.toy import CLASSES, bare_fleet, random_weights, toy_graph, toy_graphs, trained_tree
 
 CPU = torch.device("cpu")
-MODELS = ("gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4")
+MODELS = ("gcn", "gat", "sage", "gin", "sgc", "tag", "mlp", "gcn4")
 every_kind = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 
 

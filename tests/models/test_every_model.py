@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch_geometric.nn import GATConv, GCNConv, GINConv, JumpingKnowledge, SAGEConv, SGConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, JumpingKnowledge, SAGEConv, SGConv, TAGConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from graft.errors import InputError
 from graft.federation.fleet import initial_weights
@@ -19,7 +20,7 @@ from graft.tensors.trees import flatten, select_clients
 from graft.training.optimizers import Training
 from tests.toy import CLASSES, bare_fleet, gap, random_weights, same, toy_graph, toy_graphs, toy_setup, trained_tree
 
-NAMES = ("gcn", "gat", "sage", "gin", "gin_plain", "sgc", "mlp", "gcn4", "gcn6", "gcn8")
+NAMES = ("gcn", "gat", "sage", "gin", "gin_plain", "sgc", "tag", "tag3", "mlp", "gcn4", "gcn6", "gcn8")
 HEADS = ("linear", "conv")
 EVERY = list(itertools.product(NAMES, HEADS, (False, True)))
 WIDTH = 8
@@ -115,6 +116,28 @@ def stock_linear(inputs, outputs, last=True):  # noqa: ARG001
     return layer, [("weight", layer.weight, turn), ("bias", layer.bias, keep)]
 
 
+class LoopedTAGConv(TAGConv):
+    """PyG's TAGConv over edges and self-loops, normalised by both degrees; its own leaves self-loops out."""
+
+    def __init__(self, inputs, outputs, steps):
+        super().__init__(inputs, outputs, K=steps, normalize=False)
+
+    def forward(self, x, edges):
+        return super().forward(x, *gcn_norm(edges, num_nodes=len(x), dtype=x.dtype))
+
+
+def stock_sgc(inputs, outputs, steps):
+    layer = SGConv(inputs, outputs, K=steps)
+    return layer, [("weight", layer.lin.weight, turn), ("bias", layer.lin.bias, keep)]
+
+
+def stock_tag(inputs, outputs, steps):
+    layer = LoopedTAGConv(inputs, outputs, steps)
+    hops = [(f"hop{step}", linear.weight, turn) for step, linear in enumerate(layer.lins)]
+    return layer, [*hops, ("bias", layer.bias, keep)]
+
+
+STEPPED = {"sgc": stock_sgc, "tag": stock_tag}  # one layer of several steps, without activation
 LAYERS = {
     "gcn": stock_gcn,
     "gat": stock_gat,
@@ -133,22 +156,17 @@ class Stock(nn.Module):
         self.kind, self.depth = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz_") or 2)
         self.layers, self.pairs = nn.ModuleList(), []
         hidden = self.depth if head == "linear" else self.depth - 1
-        if self.kind == "sgc":
-            self.add("layer0", self.stock_sgc(features, WIDTH, hidden))
+        if self.kind in STEPPED:
+            self.add("layer0", STEPPED[self.kind](features, WIDTH, hidden))
         else:
             for index in range(hidden):
                 self.add(f"layer{index}", LAYERS[self.kind](WIDTH if index else features, WIDTH, False))
         if head == "linear":
             self.add("head", stock_linear(WIDTH, CLASSES))
-        elif self.kind == "sgc":
-            self.add("head", self.stock_sgc(WIDTH, CLASSES, 1))
+        elif self.kind in STEPPED:
+            self.add("head", STEPPED[self.kind](WIDTH, CLASSES, 1))
         else:
             self.add("head", LAYERS[self.kind](WIDTH, CLASSES, True))
-
-    @staticmethod
-    def stock_sgc(inputs, outputs, steps):
-        layer = SGConv(inputs, outputs, K=steps)
-        return layer, [("weight", layer.lin.weight, turn), ("bias", layer.lin.bias, keep)]
 
     def add(self, place, made):
         layer, pairs = made
@@ -165,7 +183,7 @@ class Stock(nn.Module):
         outputs = []
         for layer in self.layers[:-1]:
             x = self.apply_layer(layer, x, edges)
-            x = x if self.kind == "sgc" else torch.relu(x)
+            x = x if self.kind in STEPPED else torch.relu(x)
             outputs.append(x)
         embedding = JumpingKnowledge("max")(outputs) if self.depth >= 4 else x
         return embedding, self.apply_layer(self.layers[-1], embedding, edges)

@@ -16,7 +16,7 @@ from tests.toy import CLASSES, bare_fleet, random_weights, toy_graphs, trained_t
 CPU = torch.device("cpu")
 NODES = torch.tensor([[3, 0, 5], [6, 1, 1], [2, 4, 0]])  # the third one of the second client is padding
 REAL = torch.tensor([[True, True, True], [True, True, False], [True, True, True]])
-MODELS = ("gcn", "gat", "sage", "gin", "sgc", "mlp", "gcn4", "gcn1", "sage1", "mlp1", "ortho_gcn")
+MODELS = ("gcn", "gat", "sage", "gin", "sgc", "tag", "tag3", "mlp", "gcn4", "gcn1", "sage1", "mlp1", "ortho_gcn")
 every_kind = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 KEYS = torch.tensor([5, 6, 7])
 
@@ -120,7 +120,7 @@ def test_client_without_a_training_node_has_no_loss_and_no_gradient():
     assert any(gradient[0].any() for gradient in gradients)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "sgc", "gcn4", "ortho_gcn"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "sgc", "tag", "gcn4", "ortho_gcn"])
 def test_propagateding_dense_features_first_changes_nothing(name):
     graphs = toy_graphs()
     lasting, passing = build_fleet_graph(graphs, CPU), build_fleet_graph(graphs, CPU)

@@ -16,7 +16,7 @@ from graft.tensors.trees import select_clients
 from graft.training.optimizers import Training
 from tests.toy import CLASSES, bare_fleet, random_weights, toy_graph, toy_graphs, trained_tree, with_weights
 
-NAMES = ("gcn", "sage", "gat", "gin", "sgc", "ortho_gcn", "gcn4")
+NAMES = ("gcn", "sage", "gat", "gin", "sgc", "tag", "ortho_gcn", "gcn4")
 CASES = list(itertools.product(NAMES, ("linear", "conv"), (False, True)))
 CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{'sparse' * case[2]}")
@@ -69,7 +69,22 @@ def ortho_layer(weights, adjacency, hidden, model, inner=False):
     return gcn_matrix(adjacency) @ hidden @ model.effective(weights["weight"])
 
 
-LAYERS = {"gcn": gcn_layer, "sage": sage_layer, "gin": gin_layer, "gat": gat_layer, "ortho_gcn": ortho_layer}
+def tag_layer(weights, adjacency, hidden, model=None, steps=1):  # noqa: ARG001
+    sums = weights["bias"] + hidden @ weights["hop0"]
+    for step in range(1, steps + 1):
+        hidden = gcn_matrix(adjacency) @ hidden
+        sums = sums + hidden @ weights[f"hop{step}"]
+    return sums
+
+
+LAYERS = {
+    "tag": tag_layer,
+    "gcn": gcn_layer,
+    "sage": sage_layer,
+    "gin": gin_layer,
+    "gat": gat_layer,
+    "ortho_gcn": ortho_layer,
+}
 
 
 def dense_forward(model, weights, adjacency, features):
@@ -83,6 +98,9 @@ def dense_forward(model, weights, adjacency, features):
             return gcn_matrix(adjacency) @ embedding @ head["weight"] + head["bias"]
         return LAYERS[model.kind](head, adjacency, embedding, model=model)
 
+    if model.kind == "tag":
+        embedding = tag_layer(weights["layer0"], adjacency, features, steps=model.hidden)
+        return embedding, classify(embedding)
     if model.kind == "sgc":
         spread = features
         for _ in range(model.hidden):

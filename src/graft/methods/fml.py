@@ -45,7 +45,7 @@ class FML(SeveralModels):
     # Share of the labels in the meme's loss, beside distillation.
     beta: Annotated[float, Ge(0), Le(1), Search(0.1, 1.0)] = 0.5
     # Architecture of the model that is sent.
-    meme: Annotated[str, Search(choices=("gcn", "sage", "sgc"))] = "gcn"
+    meme: Annotated[str, Search(choices=("gcn", "sage", "sgc", "tag"))] = "gcn"
     # Softens the predictions of local model and meme where they are compared.
     temperature: Annotated[float, Gt(0), Search(0.5, 4.0, log=True)] = 1.0
     # Where local model and meme are compared: on training nodes, or on all nodes of the client.

@@ -26,6 +26,7 @@ MODELS: Registry[Callable[..., Model | nn.Module]] = Registry(
         "gin": "graft.models.gin:GIN",
         "gin_plain": "graft.models.gin:PlainGIN",
         "sgc": "graft.models.sgc:SGC",
+        "tag": "graft.models.tag:TAG",
         "mlp": "graft.models.mlp:MLP",
         "ortho_gcn": "graft.models.ortho_gcn:OrthoGCN",
         "pyg:GCN": "graft.models.pyg:gcn",

@@ -131,13 +131,13 @@ def test_a_folder_holds_what_it_should(exported):
 def test_two_models_that_predict_together_have_a_folder_each(exported):
     root, _ = exported
     assert {path.name for path in (root / "mean").iterdir()} == FILES - {"model.safetensors"} | {"own", "copilot"}
-    for part, kind in {"own": "gat", "copilot": "sage"}.items():
+    for part, kind in {"own": "gat", "copilot": "tag"}.items():
         folder = root / "mean" / part
         assert {path.name for path in folder.iterdir()} == {"config.json", "model.py", "model.safetensors"}
         assert kind in (folder / "model.py").read_text().lower()
     config = json.loads((root / "mean" / "config.json").read_text())
-    assert (config["models"], config["architecture"]) == (["own", "copilot"], "gat and sage")
-    assert "# gat and sage of client 1" in (root / "mean" / "MODEL_CARD.md").read_text()
+    assert (config["models"], config["architecture"]) == (["own", "copilot"], "gat and tag")
+    assert "# gat and tag of client 1" in (root / "mean" / "MODEL_CARD.md").read_text()
 
 
 def test_the_card_says_what_the_model_is(exported):

@@ -49,7 +49,7 @@ def test_all_rows_whose_clients_send_a_model_beside_their_own_search_its_archite
     for candidate in event.design.candidates():
         if field := fields.get(candidate.variant["method"]):
             searched[candidate.label] = set(candidate.space[field].choices)
-    common = {"gcn", "sage", "sgc"}
+    common = {"gcn", "sage", "sgc", "tag"}
     rows = ("fedgkc", "fedgkc-paper", "fml", "fml-all", "fedkd", "fedkd-all")
     assert {row: searched[row] for row in rows} == dict.fromkeys(rows, common)
     assert searched["trust"] == {*common, "gcn3"}  # its own default

@@ -87,7 +87,7 @@ def test_references_search_architecture_depth_and_width_and_no_other_method_does
 )
 def test_all_architectures_that_are_tried_for_a_model_that_travels_train(name, field):
     space = declared_space(name)[field]
-    assert {"gcn", "sage", "sgc"} <= set(space.choices)
+    assert {"gcn", "sage", "sgc", "tag"} <= set(space.choices)
     assert getattr(METHODS[name](), field) in space.choices
     for choice in space.choices:
         method = make_method(name, {field: choice})

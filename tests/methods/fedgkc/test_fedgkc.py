@@ -266,6 +266,6 @@ def test_the_paper_is_one_name_away():
     differ = {field.name for field in fields(usual) if getattr(usual, field.name) != getattr(paper, field.name)}
     assert differ == {"copilot", "beta", "feedback", "gate", "schedule", "self_weight", "teacher", "answer"}
     assert (paper.alpha, paper.beta, paper.feedback, paper.gate, paper.self_weight) == (0.6, 0.2, 1.0, False, 1.0)
-    assert (usual.copilot, paper.copilot) == ("sage", "gcn")
+    assert (usual.copilot, paper.copilot) == ("tag", "gcn")
     assert (usual.schedule, paper.schedule) == ("copilot_first", "local_first")
     assert (usual.teacher, paper.teacher) == ("received", "copilot")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from graft.errors import InputError
 from graft.experiments.export.networks.mean_prediction import MeanPrediction
+from graft.models import DEEPEST
 from graft.models.architecture import LayeredModel, Model
 from graft.models.gat import GAT
 from graft.models.gcn import GCN
@@ -22,6 +23,7 @@ from graft.models.ortho_gcn import OrthoGCN
 from graft.models.own import OwnModel
 from graft.models.sage import SAGE
 from graft.models.sgc import SGC
+from graft.models.tag import TAG
 from graft.tensors.trees import Tree, flatten
 
 # What a leaf of a layer is called in the module; matrices of Graft are [inputs, outputs], those of PyTorch the reverse.
@@ -30,6 +32,7 @@ Names = Mapping[str, str]
 LINEAR: Names = {"weight": "weight", "bias": "bias"}
 CONV: Names = {"weight": "lin.weight", "bias": "bias"}
 STEPS: Names = {"weight": "lin.weight", "bias": "lin.bias"}  # of propagation, and a linear map
+HOPS: Names = {f"hop{step}": f"sum.lins.{step}.weight" for step in range(DEEPEST + 1)} | {"bias": "sum.bias"}
 MEAN: Names = {"neighbours": "neighbours.weight", "own": "own.weight", "bias": "neighbours.bias"}
 ATTENTION: Names = {"weight": "lin.weight", "target": "target", "source": "source", "bias": "bias"}
 PERCEPTRON: Names = {
@@ -79,6 +82,7 @@ NETWORKS: dict[type[LayeredModel], Network] = {
     GIN: Network("gin", PERCEPTRON, ("normalise",)),
     PlainGIN: Network("plain_gin", PERCEPTRON, ("normalise",)),
     SGC: Network("sgc", STEPS),
+    TAG: Network("tag", HOPS),
     MLP: Network("mlp", LINEAR),
     OrthoGCN: Network(
         "ortho_gcn",

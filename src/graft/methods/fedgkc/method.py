@@ -87,7 +87,7 @@ class FedGKC(SeveralModels):
     }
 
     # Architecture of the travelling model.
-    copilot: Annotated[str, Search(choices=("gcn", "sage", "sgc"))] = "sage"
+    copilot: Annotated[str, Search(choices=("gcn", "sage", "sgc", "tag"))] = "tag"
     alpha: Annotated[float, Ge(0), Search(0.4, 0.8)] = 0.6  # weight of the labels in both losses
     # Weight of the neighbourhood distillation; the rest, 1 - alpha - beta, is for the predictions.
     beta: Annotated[float, Ge(0), Search(0.0, 0.2)] = 0.0

@@ -46,7 +46,7 @@ class FedKD(SeveralModels):
     judges_unless: ClassVar = {"answer": ("mentor",)}
 
     # Architecture of the model that is sent.
-    mentee: Annotated[str, Search(choices=("gcn", "sage", "sgc"))] = "gcn"
+    mentee: Annotated[str, Search(choices=("gcn", "sage", "sgc", "tag"))] = "gcn"
     # Weight of the mutual distillation; 0: no distillation.
     distil: Annotated[float, Ge(0), Search(0.1, 10.0, log=True)] = 1.0
     # Weight of the distance between the mentor's embedding and the mentee's, projected.

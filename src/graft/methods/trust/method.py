@@ -83,7 +83,7 @@ class TRUST(Method):
     judges_unless: ClassVar = {"calibrate": ("train",)}
 
     # Architecture of the model that is sent.
-    proxy: Annotated[str, Search(choices=("gcn3", "gcn", "sage", "sgc"))] = "gcn3"
+    proxy: Annotated[str, Search(choices=("gcn3", "gcn", "sage", "sgc", "tag"))] = "gcn3"
     # Weight of the divergence of predictions in the proxy's loss, over the nodes that are taught.
     w_kl: Annotated[float, Ge(0), Search(0.001, 1.0, log=True)] = 0.01
     # Weight of the transport between predictions in the proxy's loss; 0 needs no linear head.
