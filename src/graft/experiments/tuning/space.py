@@ -30,7 +30,7 @@ Space = Mapping[str, Search]  # by the name of a field: of the experiment, or of
 # A reference is to show what can be reached, with all data in one place or with one's own alone: so architecture and
 # width are searched, too, where a federation is compared at those that were asked for.
 ARCHITECTURES = Search(
-    choices=("gcn", "gcn3", "gcn4", "gcn8", "gat", "gat3", "sage", "sage3", "gin", "sgc", "sgc3", "mlp")
+    choices=("gcn", "gcn3", "gcn4", "gcn8", "gat", "gat3", "sage", "sage3", "gin", "sgc", "sgc3", "tag", "tag3", "mlp")
 )
 WIDTHS = Search(choices=(32, 64, 128, 256))
 OF_REFERENCES: Mapping[str, Space] = {
