@@ -34,6 +34,12 @@ COMMON = {"optimizer": "adam", "learning_rate": 0.01, "clip_norm": 0.0, "feature
 # Values that defaults of methods had then.
 FEDGKC_THEN = {"copilot": "gcn", "alpha": 0.8, "teacher": "copilot", "answer": "local"}
 EARLIER = dict.fromkeys(("fedgkc", "fedgkc_alone"), FEDGKC_THEN)
+# Generated graphs. They are cut at random, which leaves a tenth of the neighbours, so that clients have all classes: by
+# Louvain or Metis most have one, from homophily 0.5 on, and nothing is left to learn.
+HOMOPHILY = {
+    f"homophily-{share}": {"dataset": f"synthetic:nodes=3000,degree=40,homophily={share}", "partition": "random"}
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+}
 ARXIV = {"ogbn-arxiv": {"split": "60/20/20"}}  # the papers' split of the one dataset that is not cut 20/40/40
 
 
@@ -61,6 +67,7 @@ class Study:
     graphs: Mapping[str, str] = field(default_factory=dict)  # of a dataset, the files of its clients in the data root
     on_request: tuple[str, ...] = ()  # datasets that run only when they are named
     on_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields that go with a dataset
+    as_shipped: bool = False  # whether all defaults are those of now, and not of when most studies were made
     paper: Paper = field(default_factory=dict)
     later: Paper = field(default_factory=dict)  # what a later version of the paper prints
     versions: tuple[str, str] = ("v1", "v2")  # how the two are called where there is a later one
@@ -73,10 +80,11 @@ class Study:
     def values(self, row: str, dataset: str, clients: int, seed: int) -> dict[str, Any]:
         """Returns the fields of one experiment."""
         variant = self.rows[row]
-        fields = {**COMMON, **self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
-        fields |= {"method": variant.method, "settings": {**EARLIER.get(variant.method, {}), **variant.settings}}
+        common = {} if self.as_shipped else COMMON
+        earlier = {} if self.as_shipped else EARLIER.get(variant.method, {})
         data = {"graphs": self.files(dataset)} if dataset in self.graphs else {"dataset": dataset, "clients": clients}
-        return {**fields, **data, "seed": seed}
+        fields = {**data, **common, **self.experiment, **self.on_dataset.get(dataset, {}), **variant.changes}
+        return {**fields, "method": variant.method, "settings": {**earlier, **variant.settings}, "seed": seed}
 
     def files(self, dataset: str) -> list[str]:
         """Returns the files of clients that bring their own graphs."""
