@@ -16,7 +16,7 @@ from graft.federation.reveals import MODEL, Reveals
 from graft.fields import Search
 from graft.methods.ditto import Ditto
 from graft.methods.fedavg import FedAvg
-from graft.methods.fedgkc import FedGKC
+from graft.methods.fedgkc import FedGKC, FedGKCPaper
 from graft.methods.fedomd import FedOMD
 from graft.tensors.trees import Tree, map_tree, unsqueeze_to
 from graft.testing import ContractError, averages, capture, check_method, claims, contract, labels, leaks, logged, wire
@@ -41,7 +41,7 @@ class NeverTrains(FedOMD):
         return Tree(model=model, weight=fleet.weight, discrepancy=torch.zeros(len(fleet.clients)))
 
 
-class TrainsTheOtherModel(FedGKC):
+class TrainsTheOtherModel(FedGKCPaper):  # its clients predict with their local models
     @step
     def train(self, fleet, copilot):
         reply = super().train(fleet, copilot)
