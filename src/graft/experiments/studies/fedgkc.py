@@ -61,8 +61,8 @@ ON_ARCHITECTURES = (
     "FIARSE is not defined for different architectures: here it runs within each of them (fiarse_grouped)."
 )
 ON_SCALES = "FIARSE cuts models of five capacities from one two-layer GCN; it does not train the five depths."
-# Equal information for all: with `answer` clients of FML and FedKD, too, predict with the model that is best on their
-# validation nodes.
+# With `answer` clients of FML and FedKD, too, predict with the model that is best on their validation nodes. FedGKC's
+# gate alone reads these labels in training.
 WORTH_ROWS = {
     "local": Variant("local"),
     **CONTROL,

@@ -78,10 +78,9 @@ def run_tournament(
             tell = logged(out, sum(map(planned_of, trials.values())), report)
             stopped = run_all_trials(trials, out, jobs, deadline, tell)
         over = {name: entry for name, entry in trials.items() if labels_over(entry)}
-        finals = {name: plan_finals(entry, out / name) for name, entry in over.items()}
-        for again in (False, True):  # what runs again has the values that turned out to be better
-            if again:
-                finals = {name: plan_finals(entry, out / name, finals[name]) for name, entry in over.items()}
+        finals = dict[str, Finals]()
+        for _ in ("default and chosen values", "once more with the better of both"):
+            finals = {name: plan_finals(entry, out / name, finals.get(name)) for name, entry in over.items()}
             if run and not stopped:
                 outcome = run_until(finals, out, jobs, deadline, tell)
                 stopped, failures = outcome.stopped, {**failures, **outcome.failures}
@@ -110,9 +109,12 @@ def plan_finals(trials: Trials, folder: Path, before: Finals | None = None) -> F
         {label: trials.studies[label] for label in over},
     )
     trials = replace(trials, subjects=subjects, studies=studies)
-    counting = {label: before.better(label) for label in over} if before else None
-    again = HELD_OUT if before else None
-    return Finals(trials, folder, importance=False, brief=True, again=again, counting=counting)
+    if before is None:
+        return Finals(trials, folder, importance=False, brief=True)
+    counting = {label: before.better(label) for label in over}
+    finals = Finals(trials, folder, importance=False, brief=True, again=HELD_OUT, counting=counting)
+    finals.finished |= before.finished  # is not read twice
+    return finals
 
 
 def begin_folder(out: Path) -> None:
