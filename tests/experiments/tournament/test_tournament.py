@@ -2,11 +2,13 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from textwrap import dedent
 
 import numpy as np
@@ -19,6 +21,7 @@ from graft.errors import InputError
 from graft.experiments.build import build_federation
 from graft.experiments.tournament.families import DATA, FAMILIES
 from graft.experiments.tournament.page import write_tournament
+from graft.experiments.tournament.results import family_results
 from graft.experiments.tournament.tournament import CALLS, run_tournament
 from graft.experiments.tuning import workers
 from graft.experiments.tuning.finals import Finals
@@ -271,7 +274,20 @@ def test_page_of_a_tournament_that_is_not_over_says_how_far_it_is(events, tmp_pa
     write_tournament(tournament, tmp_path)
     text = (tmp_path / "tournament.md").read_text()
     assert "Of 2 searches 0 are done." in text
-    assert "0 of 4 trials" in text
+    assert "Not begun: local, fedavg, fedgkc, toy-a, toy-b." in text
+
+
+def test_page_names_what_nobody_has_begun_and_shows_the_rest(tmp_path):
+    begun = small_events(datasets=["toy-a"], methods=["local", "fedavg"])
+    run_tournament(begun, tmp_path, jobs=1)
+    tournament = run_tournament(small_events(), tmp_path, run=False)
+    write_tournament(tournament, tmp_path)
+    text = (tmp_path / "tournament.md").read_text()
+    assert "Not begun: fedgkc, toy-b." in text
+    assert "|  | toy-a | rank |" in text
+    assert "| fedgkc" not in text
+    (result,) = family_results(tournament, FAMILIES)
+    assert result.complete == ["toy-a"]  # what is not begun leaves no gap
 
 
 # The command.
@@ -337,14 +353,16 @@ def test_killed_tournament_goes_on(tmp_path):
         """)
     )
     command = [sys.executable, str(script), str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}  # of these tests, whose toys it takes
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     for _ in range(5):
         process.stdout.readline()
     time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
     process.stdout.close()
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=env)
+    done = again.stdout.splitlines()
     assert done[-1] == "True"
     entries = [json.loads(line) for line in (tmp_path / "out/toy/toy-a/trials.jsonl").read_text().splitlines()]
     over = [(entry["method"], entry["trial"]) for entry in entries if "state" in entry]

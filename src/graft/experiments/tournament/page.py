@@ -120,6 +120,10 @@ def family_parts(result: FamilyResult, figure: str) -> Iterator[str]:
     """Yields the parts of a family's section."""
     if result.family.note:
         yield result.family.note
+    if result.not_begun:
+        yield f"Not begun: {', '.join(result.not_begun)}."
+    if not result.cells:
+        return
     yield score_table(result)
     yield (
         f"Bold: the best of a column, and every row that a paired test over seeds cannot tell from it (Holm, p ≥ "

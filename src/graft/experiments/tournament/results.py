@@ -99,11 +99,21 @@ class Lead:
 class FamilyResult:
     """All that is finished of a family."""
 
-    def __init__(self, name: str, family: Family, cells: Mapping[tuple[str, str], Cell]) -> None:
-        """Takes the cells by row and column."""
+    def __init__(
+        self,
+        name: str,
+        family: Family,
+        cells: Mapping[tuple[str, str], Cell],
+        rows: Sequence[str] = (),
+        columns: Sequence[str] = (),
+    ) -> None:
+        """Takes the cells by row and column; of the rows and columns that were planned, those without a cell are not
+        begun."""
         self.name, self.family, self.cells = name, family, dict(cells)
         self.rows = list(dict.fromkeys(row for row, _ in cells))
         self.columns = list(dict.fromkeys(column for _, column in cells))
+        self.not_begun = [entry for entry in rows if entry not in self.rows]
+        self.not_begun += [entry for entry in columns if entry not in self.columns]
         self.methods = {entry.label: entry.method for entry in family.entrants}
 
     def metric(self, column: str) -> str:
@@ -217,11 +227,17 @@ def read_cell(row: str, event: Event, tournament: Tournament) -> Cell:
 
 
 def family_results(tournament: Tournament, table: Mapping[str, Family]) -> list[FamilyResult]:
-    """Returns the results of every family that takes part."""
+    """Returns the results of every family that takes part, if only by what is not begun."""
     results = []
     for name in dict.fromkeys(event.family for event in tournament.events):
         events = [event for event in tournament.events if event.family == name]
         rows = [entry.label for entry in events[0].design.methods]
         cells = {(row, event.dataset): read_cell(row, event, tournament) for row in rows for event in events}
-        results.append(FamilyResult(name, table[name], cells))
+        begun = {key for key, cell in cells.items() if cell.trials}
+        shown = {
+            (row, column): cell
+            for (row, column), cell in cells.items()
+            if row in {key[0] for key in begun} and column in {key[1] for key in begun}
+        }
+        results.append(FamilyResult(name, table[name], shown, rows, [event.dataset for event in events]))
     return results

