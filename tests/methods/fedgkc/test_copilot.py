@@ -12,7 +12,7 @@ from graft.tensors.trees import count_bytes
 from tests.toy import gap, run_rounds, same, toy_setup
 
 ANSWERS = ("local", "copilot", "mean", "best")
-LABELS_ALONE = {"alpha": 1.0, "beta": 0.0, "kama": False, "gate": False}
+LABELS_ALONE = {"self_weight": 0.0, "alpha": 1.0, "beta": 0.0, "kama": False, "gate": False}
 COPILOT = FedGKC().copilot  # its architecture, another than that of the clients' own models here
 
 

@@ -70,6 +70,7 @@ WORTH_ROWS = {
     "fml-all-tag": Variant("fml", {**FML_ALL, "answer": "best", "meme": "tag"}),
     "fedkd-all-tag": Variant("fedkd", {**FEDKD_ALL, "answer": "best", "mentee": "tag"}),
     "fedgkc-gcn": Variant("fedgkc", {"copilot": "gcn"}),
+    "fedgkc-no-views": Variant("fedgkc", {"self_weight": 0.0}),
     "fedgkc": Variant("fedgkc"),
 }
 MODULE_ROWS = {
@@ -143,7 +144,8 @@ STUDIES: dict[str, Study] = {
         on_dataset=HOMOPHILY,
         as_shipped=True,
         note="All rows train as experiments do by default. Clients of all but local answer by the model that their "
-        "validation nodes prefer; -tag: what travels has the architecture of FedGKC's copilot. homophily-0.1 and so on "
+        "validation nodes prefer; -tag: what travels has the architecture of FedGKC's copilot; -no-views: without its "
+        "distillation between two views of the graph. homophily-0.1 and so on "
         "are generated graphs of 3,000 nodes, cut at random.",
     ),
     "fedgkc-homogeneous": Study(

@@ -32,7 +32,7 @@ COSTS: tuple[Measure, ...] = ("milliseconds", "megabytes", "memory")  # no row i
 # How all studies train where they say nothing else: as when their results were made. Experiments have other defaults.
 COMMON = {"optimizer": "adam", "learning_rate": 0.01, "clip_norm": 0.0, "feature_norm": 0.0}
 # Values that defaults of methods had then.
-FEDGKC_THEN = {"copilot": "gcn", "alpha": 0.8, "teacher": "copilot", "answer": "local"}
+FEDGKC_THEN = {"copilot": "gcn", "alpha": 0.8, "self_weight": 0.0, "teacher": "copilot", "answer": "local"}
 EARLIER = dict.fromkeys(("fedgkc", "fedgkc_alone"), FEDGKC_THEN)
 # Generated graphs. They are cut at random, which leaves a tenth of the neighbours, so that clients have all classes: by
 # Louvain or Metis most have one, from homophily 0.5 on, and nothing is left to learn.

@@ -97,7 +97,7 @@ class FedGKC(SeveralModels):
     # lambda: how much over-smoothing lowers a client's knowledge.
     smoothing: Annotated[float, Ge(0), Search(0.0, 0.5)] = 0.1
     # Weight of the distillation between two views of the graph.
-    self_weight: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.0
+    self_weight: Annotated[float, Ge(0), Search(0.0, 1.0)] = 0.25
     views: Literal["graft", "fgssl", "light"] = "graft"  # how strongly the two views are perturbed
     # In every epoch the copilot takes its step first and then teaches, or the local model does, or both step at once;
     # or the copilot trains for all its epochs before the local model does.
