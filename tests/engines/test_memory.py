@@ -39,7 +39,7 @@ def sized_graphs(clients=6, nodes=300, features=32):
 def needs_of(setup):
     parameters = count_parameters(setup)
     return [
-        estimate(graph, graph.nodes, model, parameters[model], setup.training)
+        estimate(graph, graph.nodes, model, parameters[model], setup.training, setup.method.graph_views())
         for graph, model in zip(setup.graphs, setup.models, strict=True)
     ]
 
@@ -122,13 +122,14 @@ def test_a_second_model_of_another_architecture_has_its_own_parameters():
 def test_estimates_grow_with_what_costs_memory():
     graph, other = sized_graphs(clients=2, nodes=300)[0], sized_graphs(clients=1, nodes=300, features=320)[0]
 
-    def need(graph=graph, nodes=300, parameters=10, second=None, models="gcn", **training):
+    def need(graph=graph, nodes=300, parameters=10, second=None, models="gcn", views=0, **training):
         model = toy_setup(FedAvg(), models=models, graphs=[graph]).models[0]
-        return estimate(graph, nodes, model, Parameters(parameters, second), Training(**training))
+        return estimate(graph, nodes, model, Parameters(parameters, second), Training(**training), views)
 
     assert need(nodes=600).work == pytest.approx(2 * need().work, rel=0.1)
     assert need(models="gcn6").work > 2 * need().work
     assert need(models="gat").work > need().work
+    assert need(parameters=0, views=2).work == 2 * need(parameters=0).work
     assert need(other).data - need().data == 8 * 300 * (320 - 32)  # as they are, and spread
     assert need(parameters=20).state == 2 * need().state
     assert need(optimizer="sgd").state * 3 == need().state  # no moments

@@ -249,7 +249,7 @@ def plan_fleets(setup: Setup, groups: list[list[int]]) -> Plan:
     padded = {client: max(setup.graphs[other].nodes for other in group) for group in groups for client in group}
     parameters = count_parameters(setup)
     needs = [
-        estimate(graph, padded[client], model, parameters[model], setup.training)
+        estimate(graph, padded[client], model, parameters[model], setup.training, setup.method.graph_views())
         for client, (graph, model) in enumerate(zip(setup.graphs, setup.models, strict=True))
     ]
     if setup.branches:  # every architecture has its part of the graph once more, but for values and dense features

@@ -69,8 +69,11 @@ def free_memory(device: torch.device) -> int:
     return free_ram()
 
 
-def estimate(graph: Graph, nodes: int, model: Model, parameters: Parameters, training: Training) -> Need:
-    """Returns what a client needs in a fleet whose clients are padded to so many nodes.
+def estimate(
+    graph: Graph, nodes: int, model: Model, parameters: Parameters, training: Training, views: int = 0
+) -> Need:
+    """Returns what a client needs in a fleet whose clients are padded to so many nodes, and with so many views of its
+    graph in a step.
 
     Two models are counted, as most methods that do more than average have a second one beside the client's own. It
     counts as no smaller than that, since such methods keep more of it than its weights and moments.
@@ -91,6 +94,8 @@ def estimate(graph: Graph, nodes: int, model: Model, parameters: Parameters, tra
     # A layer keeps its output, a dropout mask, their product and one more; four live while one is worked out.
     activations = 4 * nodes * (width * (4 * layers + 4) + 6 * graph.classes)
     attention = heads * entries * (40 + weight + 8 * layers)  # the pattern head by head, and numbers for every edge
+    views_share = 1 + views / 2  # a view is seen by one of the two models
+    activations, attention = int(views_share * activations), int(views_share * attention)
     weights = 4 * both * 3  # as they train, their gradients, and a copy on the way
     if training.batches > 1:  # which are further graphs, and smaller ones
         data *= 2

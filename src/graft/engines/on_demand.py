@@ -96,7 +96,8 @@ class OnDemand:
     def _need(self, client: int, graph: Graph) -> float:
         """Returns about how many bytes a client takes that is here."""
         model = self._setup.models[self._position(client)]
-        need = estimate(graph, graph.nodes, model, self._parameters[model], self._setup.training)
+        views = self._setup.method.graph_views()
+        need = estimate(graph, graph.nodes, model, self._parameters[model], self._setup.training, views)
         return need.state + need.data * (1 if self._setup.scoring is None else 2)
 
     def _start(self, graphs: Mapping[int, Graph]) -> InProcess:

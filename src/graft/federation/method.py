@@ -163,6 +163,10 @@ class Method:
         """
         return None
 
+    def graph_views(self) -> int:
+        """Returns how many perturbed views of its graph a client's model sees in a step, for estimates of memory."""
+        return 0
+
     def place(self, federation: FederationData) -> Placement:
         """Returns the graphs to train on: every client's own, scored as they were before any perturbation."""
         return Placement(federation.clients, None if federation.clean is None else federation.clean.clients)

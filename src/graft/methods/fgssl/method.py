@@ -42,9 +42,12 @@ class FGSSL(FedAvg):
     strong_edges: Annotated[float, Ge(0), Lt(1)] = 0.8  # share of the edges that the view in training lacks
     strong_features: Annotated[float, Ge(0), Lt(1)] = 0.5  # share of the feature columns that are hidden in that view
 
+    def graph_views(self) -> int:
+        return 2 if self.contrast or self.structure else 0
+
     def loss(self, fleet: Fleet, weights: Weights, received: Weights) -> Tensor:
         loss = super().loss(fleet, weights, received)
-        if not (self.contrast or self.structure):
+        if not self.graph_views():
             return loss
         weak = fleet.graph.perturbed(fleet.random, self.weak_edges, self.weak_features)
         strong = fleet.graph.perturbed(fleet.random, self.strong_edges, self.strong_features)
