@@ -294,8 +294,8 @@ def test_trial_is_measured_by_those_of_an_earlier_call(tmp_path):
         before.end(number, TrialOutcome("complete", score, 6, 1.0))
     after = begun()
     worse, better = after.ask()[0], after.ask()[0]
-    assert after.hear(worse, 4, 0.33)
-    assert not after.hear(better, 4, 0.35)
+    assert after.hear(worse, 4, 0.37)
+    assert not after.hear(better, 4, 0.39)
 
 
 def test_folder_of_something_else_is_refused(tmp_path):
@@ -384,11 +384,11 @@ def study_with_trials(scores, higher=True, at=4, rounds=6):
     return study
 
 
-def test_trial_below_the_best_two_fifths_of_earlier_ones_is_ended():
+def test_trial_below_the_best_thirty_per_cent_of_earlier_ones_is_ended():
     study = study_with_trials([0.1, 0.2, 0.3, 0.4, 0.5])
     worse, better = study.ask()[0], study.ask()[0]
-    assert study.hear(worse, 4, 0.33)
-    assert not study.hear(better, 4, 0.35)
+    assert study.hear(worse, 4, 0.37)
+    assert not study.hear(better, 4, 0.39)
 
 
 def test_trial_is_not_ended_early_in_a_run_or_with_few_others_to_measure_it_by():
@@ -402,8 +402,8 @@ def test_trial_is_not_ended_early_in_a_run_or_with_few_others_to_measure_it_by()
 
 def test_higher_losses_are_ended():
     study = study_with_trials([0.1, 0.2, 0.3, 0.4, 0.5], higher=False)
-    assert study.hear(study.ask()[0], 4, 0.27)
-    assert not study.hear(study.ask()[0], 4, 0.25)
+    assert study.hear(study.ask()[0], 4, 0.23)
+    assert not study.hear(study.ask()[0], 4, 0.21)
 
 
 def test_defaults_are_never_ended():
