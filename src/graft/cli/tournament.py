@@ -59,8 +59,8 @@ def tell_result(tournament: Tournament, files: Sequence[Path]) -> None:
     """Say how far it is, and end the command with 1 where it was stopped or a run failed."""
     for name, reason in tournament.failures.items():
         complain(f"failed: {name}: {reason}")
-    done = sum(not trials.left for trials in tournament.trials.values())
-    say(f"{done} of {len(tournament.trials)} searches are done. Written: {', '.join(map(str, files))}")
+    done, searches = tournament.searches
+    say(f"{done} of {searches} searches are done. Written: {', '.join(map(str, files))}")
     if tournament.stopped:
         say("Stopped; the same command goes on from here.")
     if tournament.stopped or tournament.failures:

@@ -273,7 +273,7 @@ def test_page_of_a_tournament_that_is_not_over_says_how_far_it_is(events, tmp_pa
     tournament = run_tournament(events, tmp_path, jobs=1, run=False)
     write_tournament(tournament, tmp_path)
     text = (tmp_path / "tournament.md").read_text()
-    assert "Of 2 searches 0 are done." in text
+    assert "Of 6 searches, of a method on a dataset each, 0 are done." in text
     assert "Not begun: local, fedavg, fedgkc, toy-a, toy-b." in text
 
 
@@ -283,6 +283,7 @@ def test_page_names_what_nobody_has_begun_and_shows_the_rest(tmp_path):
     tournament = run_tournament(small_events(), tmp_path, run=False)
     write_tournament(tournament, tmp_path)
     text = (tmp_path / "tournament.md").read_text()
+    assert "Of 6 searches, of a method on a dataset each, 2 are done." in text
     assert "Not begun: fedgkc, toy-b." in text
     assert "|  | toy-a | rank |" in text
     assert "| fedgkc" not in text
@@ -303,13 +304,13 @@ ARGUMENTS = ("--families", "toy", "--trials", 3, "--seeds", "1", "--final-seeds"
 def test_command_runs_and_goes_on(tmp_path):
     stopped = call(*ARGUMENTS, "--jobs", 1, "--out", tmp_path, "--timeout", 0.001)
     assert stopped.exit_code == 1, stopped.output
-    assert "0 of 2 searches are done." in stopped.output
+    assert "0 of 6 searches are done." in stopped.output
     assert "the same command goes on" in stopped.output
     done = call(*ARGUMENTS, "--jobs", 1, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "18/18 toy/toy-b fedgkc trial 2" in done.output
     assert "toy/toy-a fedavg default, seed 1: test" in done.output
-    assert "2 of 2 searches are done." in done.output
+    assert "6 of 6 searches are done." in done.output
     text = (tmp_path / "tournament.md").read_text()
     again = call(*ARGUMENTS, "--no-run", "--out", tmp_path)
     assert again.exit_code == 0, again.output

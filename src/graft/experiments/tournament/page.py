@@ -91,8 +91,12 @@ def said_of_all(tournament: Tournament) -> str:
         "means ± standard deviations over them, at the best validation round. "
         f"{judging}"
     )
-    done, searches = sum(not trials.left for trials in tournament.trials.values()), len(tournament.trials)
-    return words if done == searches else f"{words}\n\nOf {searches} searches {done} are done."
+    done, searches = tournament.searches
+    return (
+        words
+        if done == searches
+        else f"{words}\n\nOf {searches} searches, of a method on a dataset each, {done} are done."
+    )
 
 
 def of_seeds(count: int) -> str:

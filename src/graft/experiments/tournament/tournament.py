@@ -52,6 +52,12 @@ class Tournament:
         over = [len(entry.finished) == len(entry.runs) for entry in self.finals.values()]
         return all(over) and not any(trials.left for trials in self.trials.values())
 
+    @property
+    def searches(self) -> tuple[int, int]:
+        """Returns how many searches, of a method on a dataset each, are done, and how many there are."""
+        trials = self.trials.values()
+        return sum(len(labels_over(entry)) for entry in trials), sum(len(entry.studies) for entry in trials)
+
 
 def run_tournament(
     events: Sequence[Event],
