@@ -24,7 +24,10 @@ from graft.federation.method import Method
 from graft.methods.fedavg import FedAvg
 from graft.methods.fedgkc import FedGKC
 
-CASES: dict[str, tuple[Method, str]] = {"fedavg": (FedAvg(), "gcn"), "fedgkc": (FedGKC(copilot="gcn"), "architectures")}
+CASES: dict[str, tuple[Method, str]] = {
+    "fedavg": (FedAvg(), "gcn"),
+    "fedgkc": (FedGKC(copilot="gcn", self_weight=0.0), "architectures"),
+}
 
 
 class OwnModels(GraftSide):

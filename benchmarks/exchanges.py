@@ -219,7 +219,7 @@ def measure_parts(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def measure_fedgkc(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Returns what each exchange of FedGKC adds to computing, and what its parts take."""
-    setup = tiny_setup(FedGKC(copilot="gcn"), options.part_parties, 1_433, nodes=270, classes=7)
+    setup = tiny_setup(FedGKC(copilot="gcn", self_weight=0.0), options.part_parties, 1_433, nodes=270, classes=7)
     asked: list[dict[str, Any]] = []
 
     def timed_ask(self: Parties, request: Request) -> Any:

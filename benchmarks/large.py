@@ -78,7 +78,7 @@ def measure(name: str, device: torch.device, scale: float = 1.0, rounds: int = 1
     generated = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    method = FedGKC(copilot="gcn")  # as on docs/performance.md
+    method = FedGKC(copilot="gcn", self_weight=0.0)  # as on docs/performance.md
     side = five_architectures(graphs, device, method) if name == "arxiv" else graft_fedavg(graphs, device)
     row: dict[str, Any] = {
         "size": name,

@@ -61,7 +61,11 @@ def in_graft(graphs: list[Graph], device: torch.device, method: Method, models: 
 five_architectures = partial(in_graft, models="architectures")
 
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the method, and the two sides that are timed
-    "fedgkc": (FedGKC(copilot="gcn", teacher="copilot", answer="local"), LoopFedGKC, five_architectures),
+    "fedgkc": (
+        FedGKC(copilot="gcn", self_weight=0.0, teacher="copilot", answer="local"),
+        LoopFedGKC,
+        five_architectures,
+    ),
     "fedgkc_paper": (FedGKCPaper(), LoopFedGKC, five_architectures),
     "fedppn": (FedPPN(), LoopFedPPN, five_architectures),
     "trust": (TRUST(), LoopTRUST, five_architectures),

@@ -181,7 +181,7 @@ def measure(device: torch.device, clients: int = 20, rounds: int = 10, warmup: i
     for name, cost_of in (("fedavg", fedavg_cost), ("fedgkc", fedgkc_cost)):
         cost, kept = cost_of(graphs)
         bandwidth_of_kept = copy_bandwidth(device, kept, 20)
-        method = FedGKC(copilot=COPILOT)
+        method = FedGKC(copilot=COPILOT, self_weight=0.0)
         side = graft_fedavg(graphs, device) if name == "fedavg" else five_architectures(graphs, device, method)
         times = []
         for _ in range(rounds + warmup):
