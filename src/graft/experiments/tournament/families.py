@@ -114,6 +114,7 @@ FAMILIES: dict[str, Family] = {
         leading=("dfed_sst", "dfed-sst-paper"),
         datasets=SEVEN,
         experiment={**dfed_sst.METIS, **PATIENCE},
+        note="Generated graphs, here as elsewhere, are cut at random: communities would have one class each.",
     ),
     "few-labels": Family(
         meaning="One per cent of the nodes for training, one step a round",
