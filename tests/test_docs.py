@@ -107,7 +107,7 @@ HOLDERS = {"fleet": Fleet, "batch": Fleet, "server": Server, "clients": Clients,
 
 def unknown_attributes(text):
     """What a text says of a fleet, a server, clients or peers that they do not have."""
-    pairs = re.findall(rf"\b({'|'.join(HOLDERS)})\.(?!py\b|md\b)(\w+)", text)
+    pairs = re.findall(rf"\b({'|'.join(HOLDERS)})\.(?!py\b|md\b|svg\b)(\w+)", text)
     own = {"peers": {"round", "rounds", "members"}}  # set when an object is made
     return [
         f"{holder}.{name}"
