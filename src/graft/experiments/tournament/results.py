@@ -233,11 +233,8 @@ def family_results(tournament: Tournament, table: Mapping[str, Family]) -> list[
         events = [event for event in tournament.events if event.family == name]
         rows = [entry.label for entry in events[0].design.methods]
         cells = {(row, event.dataset): read_cell(row, event, tournament) for row in rows for event in events}
-        begun = {key for key, cell in cells.items() if cell.trials}
-        shown = {
-            (row, column): cell
-            for (row, column), cell in cells.items()
-            if row in {key[0] for key in begun} and column in {key[1] for key in begun}
-        }
+        begun_rows = {row for (row, _), cell in cells.items() if cell.trials}
+        begun_columns = {column for (_, column), cell in cells.items() if cell.trials}
+        shown = {key: cell for key, cell in cells.items() if key[0] in begun_rows and key[1] in begun_columns}
         results.append(FamilyResult(name, table[name], shown, rows, [event.dataset for event in events]))
     return results

@@ -151,12 +151,8 @@ class FedGKC(SeveralModels):
     def second_model(self) -> str:
         return self.copilot
 
-    @property
-    def sees_views(self) -> bool:
-        return self.smkd and self.self_distill and self.self_weight > 0
-
     def graph_views(self) -> int:
-        return 2 if self.sees_views else 0
+        return 2 if self.smkd and self.self_distill and self.self_weight > 0 else 0
 
     def start_server(self, server: Server) -> None:
         model = self.averaged_model(server)
@@ -326,7 +322,7 @@ class FedGKC(SeveralModels):
             teacher = self.teaching(fleet, models.copilot, before, teacher_outputs)
             student = self.projected(models, output)
             terms.update(self.gated(fleet, teacher, evaluated, self.mutual_terms(fleet, teacher, student)))
-        if self.sees_views:
+        if self.graph_views():
             terms["self"] = self.self_weight * self.agreement(fleet, self.local(models))
         return terms
 
