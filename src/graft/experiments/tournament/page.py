@@ -92,11 +92,9 @@ def said_of_all(tournament: Tournament) -> str:
         f"{judging}"
     )
     done, searches = tournament.searches
-    return (
-        words
-        if done == searches
-        else f"{words}\n\nOf {searches} searches, of a method on a dataset each, {done} are done."
-    )
+    if done == searches:
+        return words
+    return f"{words}\n\nOf {searches} searches, of a method on a dataset each, {done} are done."
 
 
 def of_seeds(count: int) -> str:
